@@ -1,0 +1,286 @@
+"""Verify ops for speculative decoding that also learn how many tokens to draft.
+
+The functions here are the ops ``torch.ops.adaptive_spec.*`` under their usual names, ready to
+replace an engine's own: without ``state`` they verify and nothing else; with it, the same launch
+also takes the batch's accepted-draft counts into the adaptive state and publishes the next step
+counts through the ring.
+
+Words: B requests, S draft tokens each (``speculative_num_steps``), D verified tokens each
+(``num_draft_tokens``; S + 1 for a chain: the last committed token, then the drafts), V vocabulary
+size. *Accepted drafts* exclude the bonus token, the one that the target model adds itself.
+
+All ops write only into tensors that the caller passes, allocate nothing, return nothing, never wait
+for a device, and can be compiled and captured in CUDA graphs. All tensors of a call lie on one
+device. Rows may be strided; S is not taken from a buffer's width where ``speculative_num_steps``
+says otherwise, so buffers can be made for the largest S.
+
+Keyword arguments of every verify op:
+
+``state``, ``ring``
+    int64, 1-D, contiguous, mutated; both or neither. ``AdaptiveState.tensor`` and
+    ``AdaptiveState.ring.tensor`` of ``adaptive_spec``. The batch is credited to slot ``slot`` as
+    one that ran with S = ``speculative_num_steps``.
+``slot``
+    int, the slot that the batch size was routed to. Without ``state`` it means nothing.
+``speculative_num_steps``
+    int, S. Default: all that the buffers have room for.
+``num_reqs``
+    int32 [1]. Rows from this one on are padding: nothing is written for them and they are not
+    counted. Values outside [0, B] are taken to the nearer end. Default: all B rows are live.
+``max_accept``
+    int32 [B], the most drafts that may be accepted of each request; values outside [0, S] are taken
+    to the nearer end.
+``accept_lens``
+    int32 [B], out: accepted drafts + 1.
+``bonus_tokens``
+    int64 [B], out: the token after the last accepted draft.
+``seq_lens``, ``new_seq_lens``
+    int64 [B], in and out, both or neither: ``new_seq_lens = seq_lens + accept_lens``.
+``select_index``
+    int64 [B], out: ``b * D`` + accepted drafts, the row of request b's last accepted token in
+    anything that holds the B * D verified tokens in order.
+``accepted_tokens``
+    int64 [>= B * (S + 1)], out: all emitted tokens (drafts and bonus) of the live requests, packed
+    in request order. What lies behind them is left untouched.
+
+Errors: ``ValueError`` names the argument, what was expected and what came; nothing has been written
+then. Malformed contents, as opposed to shapes, are no error, since no op may look at them from the
+host: a draft that is no token id is not accepted, a target choice that is none becomes token 0 and
+ends its request's walk, a tree link out of the tree ends its list. Each one that the walk meets is
+counted in the state's ``num_anomalies``.
+"""
+
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+# torch comes first: it has then loaded the libtorch that the compiled part needs.
+try:
+    import adaptive_spec_ext._C as _C
+except ImportError as error:
+    raise ImportError(
+        "adaptive_spec_ext is not built for this Python and torch: run `make build` or "
+        "`pip install -e .` in the adaptive_spec repository, which needs a C++20 compiler "
+        f"({error})"
+    ) from error
+
+__all__ = [
+    "build_chain_tree",
+    "build_info",
+    "update_and_select",
+    "verify_chain_greedy",
+    "verify_chain_greedy_from_logits",
+    "verify_tree_greedy",
+]
+
+#: What the binary was built with: ``torch_version``, ``compiler``, ``nvcc_version``, ``cuda_ops``.
+build_info: dict = _C.build_info
+
+
+class VerifyOptions(TypedDict, total=False):
+    """Keyword arguments of every verify op, see the module's docstring.
+
+    The ops take them as ``**keywords`` and hand them on: spelling out a dozen defaults would make
+    up half of a call's cost.
+    """
+
+    slot: int
+    speculative_num_steps: int | None
+    num_reqs: Tensor | None
+    max_accept: Tensor | None
+    accept_lens: Tensor | None
+    bonus_tokens: Tensor | None
+    seq_lens: Tensor | None
+    new_seq_lens: Tensor | None
+    select_index: Tensor | None
+    accepted_tokens: Tensor | None
+
+
+class VerifyKeywords(VerifyOptions, total=False):
+    """All of them: with the adaptive state."""
+
+    state: Tensor | None
+    ring: Tensor | None
+
+
+_ops = torch.ops.adaptive_spec
+_verify_tree_greedy = _ops.verify_tree_greedy.default
+_verify_chain_greedy = _ops.verify_chain_greedy.default
+_verify_chain_greedy_from_logits = _ops.verify_chain_greedy_from_logits.default
+_update_and_select = _ops.update_and_select.default
+_build_chain_tree = _ops.build_chain_tree.default
+
+
+def verify_tree_greedy(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    target_predict: Tensor,
+    **keywords: Unpack[VerifyKeywords],
+) -> None:
+    """Greedy verification of token trees; a drop-in for sgl-kernel's op of the same name.
+
+    A request's walk begins at node 0. At each depth the target's choice at the node accepted last
+    is looked for among that node's children, in list order; the first child that carries it is
+    accepted. The walk ends where no child does, or after S drafts.
+
+    Args:
+        predicts: int32 [>= B * D], mutated. For each node on the accepted path, at its flat id: the
+            target's choice there. The last one is the bonus token. Other entries stay as they are.
+        accept_index: int32 [B, >= S + 1], mutated. The flat ids of the accepted path, node 0 first.
+            Entries behind them stay as they are.
+        accept_token_num: int32 [B], mutated. Accepted drafts.
+        candidates: int64 [B, D], the nodes' tokens; node 0 is the last committed token.
+        retrive_index: int64 [B, D], the nodes' flat ids, b * D + i in a batch laid out as usual.
+        retrive_next_token: int64 [B, D], each node's first child, -1 for none.
+        retrive_next_sibling: int64 [B, D], each node's next sibling, -1 for none.
+        target_predict: int64 [B, D], read by flat id: the target's choice after each node.
+
+    The keyword arguments, errors and the treatment of malformed trees are described in the module's
+    docstring. S defaults to ``accept_index.size(1) - 1``. A node whose flat id lies outside the
+    live rows is never accepted; a root with such an id counts as b * D.
+    """
+    _verify_tree_greedy(
+        predicts,
+        accept_index,
+        accept_token_num,
+        candidates,
+        retrive_index,
+        retrive_next_token,
+        retrive_next_sibling,
+        target_predict,
+        **keywords,
+    )
+
+
+def verify_chain_greedy(
+    draft_tokens: Tensor,
+    target_predict: Tensor,
+    output_token_ids: Tensor,
+    accept_token_num: Tensor,
+    **keywords: Unpack[VerifyKeywords],
+) -> None:
+    """Greedy verification of draft chains, without any tree arrays.
+
+    Drafts are accepted as long as each equals the target's choice at its place; the target's choice
+    after them is the bonus token.
+
+    Args:
+        draft_tokens: int64 [B, >= S].
+        target_predict: int64 [B, >= S + 1]; column i is the target's choice after i drafts.
+        output_token_ids: int32 [B, >= S + 1], mutated: accepted drafts, bonus token, then -1 to the
+            end of the row.
+        accept_token_num: int32 [B], mutated: accepted drafts.
+
+    The keyword arguments and errors are described in the module's docstring. S defaults to
+    ``draft_tokens.size(1)`` and may be 0.
+    """
+    _verify_chain_greedy(
+        draft_tokens,
+        target_predict,
+        output_token_ids,
+        accept_token_num,
+        **keywords,
+    )
+
+
+def verify_chain_greedy_from_logits(
+    draft_tokens: Tensor,
+    target_logits: Tensor,
+    output_token_ids: Tensor,
+    accept_token_num: Tensor,
+    **keywords: Unpack[VerifyKeywords],
+) -> None:
+    """Argmax and `verify_chain_greedy` in one: only the rows that matter are read.
+
+    The target's choice is the largest logit of its row, the lowest index among equals, NaN left
+    out. A row with a NaN in it counts as an anomaly; one with nothing above -inf does too, yields
+    token 0, and ends the walk. On the CPU no row behind the first mismatch is read.
+
+    Args:
+        draft_tokens: int64 [B, >= S]. A draft outside [0, V) is never accepted.
+        target_logits: float16, bfloat16, float32 or (CPU only) float64 [B, >= S + 1, V], contiguous
+            along V; position i holds the logits after i drafts.
+        output_token_ids: int32 [B, >= S + 1], mutated: accepted drafts, bonus token, then -1 to the
+            end of the row.
+        accept_token_num: int32 [B], mutated: accepted drafts.
+
+    The keyword arguments and errors are described in the module's docstring. S defaults to
+    ``draft_tokens.size(1)`` and may be 0.
+    """
+    _verify_chain_greedy_from_logits(
+        draft_tokens,
+        target_logits,
+        output_token_ids,
+        accept_token_num,
+        **keywords,
+    )
+
+
+def update_and_select(
+    accept_token_num: Tensor,
+    state: Tensor,
+    ring: Tensor,
+    *,
+    slot: int,
+    speculative_num_steps: int,
+    num_reqs: Tensor | None = None,
+) -> None:
+    """The adaptive step alone, for an engine that keeps its own verify op.
+
+    Args:
+        accept_token_num: int32 [B], accepted drafts (bonus excluded) of a batch that ran with S =
+            ``speculative_num_steps``. A count outside [0, S] is an anomaly and is taken to the
+            nearer end.
+        state, ring: int64, 1-D, contiguous, mutated.
+        slot: the slot that the batch size was routed to.
+        speculative_num_steps: S.
+        num_reqs: int32 [1], rows from this one on are padding and not counted.
+
+    Raises ValueError as described in the module's docstring.
+    """
+    _update_and_select(
+        accept_token_num,
+        state,
+        ring,
+        slot=slot,
+        speculative_num_steps=speculative_num_steps,
+        num_reqs=num_reqs,
+    )
+
+
+def build_chain_tree(
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    *,
+    positions: Tensor | None = None,
+    seq_lens: Tensor | None = None,
+    num_reqs: Tensor | None = None,
+) -> None:
+    """The tree arrays of `verify_tree_greedy` for trees that are chains (topk = 1).
+
+    Args:
+        retrive_index: int64 [B, D], mutated: b * D + i.
+        retrive_next_token: int64 [B, D], mutated: i + 1, and -1 at the end.
+        retrive_next_sibling: int64 [B, D], mutated: -1.
+        positions: int64 [>= B * D], mutated, together with ``seq_lens``: ``seq_lens[b] + i`` at
+            b * D + i.
+        seq_lens: int64 [B].
+        num_reqs: int32 [1], rows from this one on are padding and left untouched.
+
+    Raises ValueError as described in the module's docstring.
+    """
+    _build_chain_tree(
+        retrive_index,
+        retrive_next_token,
+        retrive_next_sibling,
+        positions=positions,
+        seq_lens=seq_lens,
+        num_reqs=num_reqs,
+    )

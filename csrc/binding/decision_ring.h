@@ -1,0 +1,68 @@
+// The host's end of the decision ring: it owns the memory and only ever reads the words.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "ring.h"
+
+namespace adaptive_spec {
+
+// The host asked for a round that the ring no longer holds.
+struct RingOverrunError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A round's decision did not arrive within the bound.
+struct RingTimeoutError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class DecisionRing {
+ public:
+  DecisionRing(int64_t depth, int64_t num_slots);
+
+  // The decision that exactly `round` published for `slot`; nothing if it has not yet.
+  std::optional<DecisionWord> read(int64_t round, int32_t slot) const {
+    const DecisionWord word = DecisionWord::unpack(
+        __atomic_load_n(view_.decision(round, slot), __ATOMIC_ACQUIRE));
+    switch (ring_status(word.round, round)) {
+      case RingStatus::kReady:
+        return word;
+      case RingStatus::kNotYet:
+        return std::nullopt;
+      case RingStatus::kOverrun:
+        break;
+    }
+    throw_overrun(round);
+  }
+
+  // What `round` observed; nothing if it has not finished yet.
+  std::optional<RoundRecord> record(int64_t round) const;
+
+  // The newest decision for `slot`, of whatever round.
+  DecisionWord latest(int32_t slot) const;
+
+  // As read(), but waits up to `timeout_s` seconds; each call that had to wait counts as one stall.
+  DecisionWord wait(int64_t round, int32_t slot, double timeout_s);
+
+  void check_slot(int64_t slot) const;
+
+  uint64_t* words() { return words_.get(); }
+  int64_t num_words() const { return num_ring_words(view_.depth, view_.num_slots); }
+  int64_t depth() const { return view_.depth; }
+  int64_t num_slots() const { return view_.num_slots; }
+  int64_t stalls() const { return stalls_; }
+
+ private:
+  [[noreturn]] void throw_overrun(int64_t round) const;
+
+  std::unique_ptr<uint64_t[]> words_;
+  RingView view_;
+  int64_t stalls_ = 0;
+};
+
+}  // namespace adaptive_spec

@@ -1,0 +1,218 @@
+#include "op_args.h"
+
+#include <limits>
+#include <string>
+
+#include "round.h"
+
+namespace adaptive_spec {
+namespace {
+
+constexpr int64_t kMaxFlatId = std::numeric_limits<int32_t>::max();
+
+const int32_t* num_reqs_pointer(const Checker& check, const OptionalTensor& num_reqs) {
+  return check.vector<const int32_t>("num_reqs", num_reqs, 1).data;
+}
+
+void check_together(const Checker& check, const char* name_a, bool has_a, const char* name_b,
+                    bool has_b) {
+  if (has_a == has_b) return;
+  const std::string missing = has_a ? name_b : name_a;
+  const std::string given = has_a ? name_a : name_b;
+  fail_argument(check.op(), missing.c_str(), "a tensor, since `" + given + "` is given", "None");
+}
+
+// A state or ring: one flat block of words.
+int64_t* words(const Checker& check, const char* name, const Tensor& tensor) {
+  const auto vector = check.vector<int64_t>(name, tensor, at_least(1));
+  if (vector.stride != 1) {
+    fail_argument(check.op(), name, "a contiguous tensor",
+                  "one with stride " + std::to_string(vector.stride));
+  }
+  return vector.data;
+}
+
+AdaptiveTarget adaptive_target(const Checker& check, const Tensor& state, const Tensor& ring,
+                               int64_t slot, StateMemory memory) {
+  AdaptiveTarget target;
+  target.words = words(check, "state", state);
+  target.ring = words(check, "ring", ring);
+  target.slot = static_cast<int32_t>(check.integer("slot", slot, 0, kMaxSlots - 1));
+  if (memory == StateMemory::kHostReadable) {
+    const char* error = state_error(target.words, state.numel(), ring.numel(), slot);
+    if (error != nullptr) fail(check.op(), error);
+  }
+  return target;
+}
+
+// num_steps: S, already checked; num_verified: D.
+RoundParams round_params(const Checker& check, const CommonArgs& common,
+                         const Tensor& accept_token_num, int64_t batch_size, int64_t num_steps,
+                         int64_t num_verified, StateMemory memory) {
+  RoundParams round;
+  round.batch_size = batch_size;
+  round.num_steps = num_steps;
+  round.num_reqs = num_reqs_pointer(check, common.num_reqs);
+  round.max_accept = check.vector<const int32_t>("max_accept", common.max_accept, batch_size);
+
+  VerifyOutputs& outputs = round.outputs;
+  outputs.accept_token_num =
+      check.vector<int32_t>("accept_token_num", accept_token_num, batch_size);
+  outputs.accept_lens = check.vector<int32_t>("accept_lens", common.accept_lens, batch_size);
+  outputs.bonus_tokens = check.vector<int64_t>("bonus_tokens", common.bonus_tokens, batch_size);
+  check_together(check, "seq_lens", common.seq_lens.has_value(), "new_seq_lens",
+                 common.new_seq_lens.has_value());
+  outputs.seq_lens = check.vector<const int64_t>("seq_lens", common.seq_lens, batch_size);
+  outputs.new_seq_lens = check.vector<int64_t>("new_seq_lens", common.new_seq_lens, batch_size);
+  outputs.select_index = check.vector<int64_t>("select_index", common.select_index, batch_size);
+  outputs.accepted_tokens = check.vector<int64_t>("accepted_tokens", common.accepted_tokens,
+                                                  at_least(batch_size * (num_steps + 1)));
+  outputs.num_verified = num_verified;
+
+  check_together(check, "state", common.state.has_value(), "ring", common.ring.has_value());
+  if (common.state) {
+    round.adaptive = adaptive_target(check, *common.state, *common.ring, common.slot, memory);
+    check.integer("speculative_num_steps", num_steps, 0, kMaxSteps);
+  }
+  return round;
+}
+
+// S: as given, or all that the buffers have room for.
+int64_t num_steps(const Checker& check, const CommonArgs& common, int64_t max_steps) {
+  return check.integer("speculative_num_steps", common.speculative_num_steps.value_or(max_steps), 0,
+                       max_steps);
+}
+
+}  // namespace
+
+VerifyTreeParams to_params(const VerifyTreeArgs& args, StateMemory memory) {
+  const Checker check(args.kOp);
+  check.rank("candidates", args.candidates, 2);
+  const int64_t batch_size = args.candidates.size(0);
+  const int64_t num_nodes = args.candidates.size(1);
+  VerifyTreeParams params;
+  TreeBatch& tree = params.tree;
+  tree.num_nodes = num_nodes;
+  tree.candidates =
+      check.matrix<const int64_t>("candidates", args.candidates, batch_size, at_least(1));
+  if (batch_size > kMaxFlatId / num_nodes) {
+    fail_argument(check.op(), "candidates",
+                  "at most " + std::to_string(kMaxFlatId) + " nodes (flat ids are int32)",
+                  std::to_string(batch_size) + " x " + std::to_string(num_nodes));
+  }
+  tree.retrive_index =
+      check.matrix<const int64_t>("retrive_index", args.retrive_index, batch_size, num_nodes);
+  tree.retrive_next_token = check.matrix<const int64_t>(
+      "retrive_next_token", args.retrive_next_token, batch_size, num_nodes);
+  tree.retrive_next_sibling = check.matrix<const int64_t>(
+      "retrive_next_sibling", args.retrive_next_sibling, batch_size, num_nodes);
+  tree.target_predict =
+      check.matrix<const int64_t>("target_predict", args.target_predict, batch_size, num_nodes);
+  tree.predicts =
+      check.vector<int32_t>("predicts", args.predicts, at_least(batch_size * num_nodes));
+  tree.accept_index =
+      check.matrix<int32_t>("accept_index", args.accept_index, batch_size, at_least(1));
+  const int64_t steps = num_steps(check, args.common, args.accept_index.size(1) - 1);
+  params.round =
+      round_params(check, args.common, args.accept_token_num, batch_size, steps, num_nodes, memory);
+  return params;
+}
+
+VerifyChainParams to_params(const VerifyChainArgs& args, StateMemory memory) {
+  const Checker check(args.kOp);
+  check.rank("draft_tokens", args.draft_tokens, 2);
+  const int64_t batch_size = args.draft_tokens.size(0);
+  const int64_t steps = num_steps(check, args.common, args.draft_tokens.size(1));
+  VerifyChainParams params;
+  params.draft_tokens =
+      check.matrix<const int64_t>("draft_tokens", args.draft_tokens, batch_size, at_least(steps));
+  params.target_predict = check.matrix<const int64_t>("target_predict", args.target_predict,
+                                                      batch_size, at_least(steps + 1));
+  params.output_token_ids = check.matrix<int32_t>("output_token_ids", args.output_token_ids,
+                                                  batch_size, at_least(steps + 1));
+  params.output_width = args.output_token_ids.size(1);
+  params.round =
+      round_params(check, args.common, args.accept_token_num, batch_size, steps, steps + 1, memory);
+  return params;
+}
+
+VerifyChainLogitsParams to_params(const VerifyChainLogitsArgs& args, StateMemory memory) {
+  const Checker check(args.kOp);
+  check.rank("draft_tokens", args.draft_tokens, 2);
+  const int64_t batch_size = args.draft_tokens.size(0);
+  const int64_t steps = num_steps(check, args.common, args.draft_tokens.size(1));
+  VerifyChainLogitsParams params;
+  params.draft_tokens =
+      check.matrix<const int64_t>("draft_tokens", args.draft_tokens, batch_size, at_least(steps));
+
+  const Tensor& logits = args.target_logits;
+  const int32_t dtype = dtype_of(logits);
+  if (dtype == aoti_torch_dtype_float32()) {
+    params.logits_type = LogitsType::kFloat32;
+  } else if (dtype == aoti_torch_dtype_bfloat16()) {
+    params.logits_type = LogitsType::kBFloat16;
+  } else if (dtype == aoti_torch_dtype_float16()) {
+    params.logits_type = LogitsType::kFloat16;
+  } else if (dtype == aoti_torch_dtype_float64()) {
+    params.logits_type = LogitsType::kFloat64;
+  } else {
+    fail_argument(check.op(), "target_logits", "dtype float16, bfloat16, float32 or float64",
+                  dtype_name(dtype));
+  }
+  check.shape("target_logits", logits, {batch_size, at_least(steps + 1), at_least(1)});
+  params.vocab_size = logits.size(2);
+  if (params.vocab_size > kMaxVocabSize) {
+    fail_argument(check.op(), "target_logits", "a vocabulary of at most 2^31 tokens",
+                  std::to_string(params.vocab_size));
+  }
+  if (params.vocab_size > 1 && logits.stride(2) != 1) {
+    fail_argument(check.op(), "target_logits", "stride 1 along the vocabulary",
+                  std::to_string(logits.stride(2)));
+  }
+  params.target_logits = logits.const_data_ptr();
+  params.request_stride = logits.stride(0);
+  params.position_stride = logits.stride(1);
+
+  params.output_token_ids = check.matrix<int32_t>("output_token_ids", args.output_token_ids,
+                                                  batch_size, at_least(steps + 1));
+  params.output_width = args.output_token_ids.size(1);
+  params.round =
+      round_params(check, args.common, args.accept_token_num, batch_size, steps, steps + 1, memory);
+  return params;
+}
+
+UpdateParams to_params(const UpdateArgs& args, StateMemory memory) {
+  const Checker check(args.kOp);
+  UpdateParams params;
+  params.accept_token_num =
+      check.vector<const int32_t>("accept_token_num", args.accept_token_num, at_least(0));
+  params.batch_size = args.accept_token_num.size(0);
+  params.num_steps =
+      check.integer("speculative_num_steps", args.speculative_num_steps, 0, kMaxSteps);
+  params.num_reqs = num_reqs_pointer(check, args.num_reqs);
+  params.adaptive = adaptive_target(check, args.state, args.ring, args.slot, memory);
+  return params;
+}
+
+ChainTreeParams to_params(const ChainTreeArgs& args, StateMemory) {
+  const Checker check(args.kOp);
+  check.rank("retrive_index", args.retrive_index, 2);
+  ChainTreeParams params;
+  const int64_t batch_size = params.batch_size = args.retrive_index.size(0);
+  const int64_t num_nodes = params.num_nodes = args.retrive_index.size(1);
+  params.retrive_index =
+      check.matrix<int64_t>("retrive_index", args.retrive_index, batch_size, at_least(1));
+  params.retrive_next_token =
+      check.matrix<int64_t>("retrive_next_token", args.retrive_next_token, batch_size, num_nodes);
+  params.retrive_next_sibling = check.matrix<int64_t>(
+      "retrive_next_sibling", args.retrive_next_sibling, batch_size, num_nodes);
+  check_together(check, "positions", args.positions.has_value(), "seq_lens",
+                 args.seq_lens.has_value());
+  params.positions =
+      check.vector<int64_t>("positions", args.positions, at_least(batch_size * num_nodes));
+  params.seq_lens = check.vector<const int64_t>("seq_lens", args.seq_lens, batch_size);
+  params.num_reqs = num_reqs_pointer(check, args.num_reqs);
+  return params;
+}
+
+}  // namespace adaptive_spec

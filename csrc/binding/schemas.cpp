@@ -1,0 +1,33 @@
+// The ops' schemas, once for all devices. They only write tensors that the caller passes, and say
+// which; that is all torch.compile and CUDA graphs need to know.
+#include <torch/csrc/stable/library.h>
+
+// Keyword arguments that every verify op takes.
+#define AS_COMMON_ARGUMENTS                                                                      \
+  "Tensor(s!)? state=None, Tensor(t!)? ring=None, int slot=0, int? speculative_num_steps=None, " \
+  "Tensor? num_reqs=None, Tensor? max_accept=None, Tensor(u!)? accept_lens=None, "               \
+  "Tensor(v!)? bonus_tokens=None, Tensor? seq_lens=None, Tensor(w!)? new_seq_lens=None, "        \
+  "Tensor(x!)? select_index=None, Tensor(y!)? accepted_tokens=None"
+
+STABLE_TORCH_LIBRARY(adaptive_spec, m) {
+  m.def(
+      "verify_tree_greedy(Tensor(a!) predicts, Tensor(b!) accept_index, "
+      "Tensor(c!) accept_token_num, Tensor candidates, Tensor retrive_index, "
+      "Tensor retrive_next_token, Tensor retrive_next_sibling, Tensor target_predict, "
+      "*, " AS_COMMON_ARGUMENTS ") -> ()");
+  m.def(
+      "verify_chain_greedy(Tensor draft_tokens, Tensor target_predict, "
+      "Tensor(a!) output_token_ids, Tensor(b!) accept_token_num, "
+      "*, " AS_COMMON_ARGUMENTS ") -> ()");
+  m.def(
+      "verify_chain_greedy_from_logits(Tensor draft_tokens, Tensor target_logits, "
+      "Tensor(a!) output_token_ids, Tensor(b!) accept_token_num, "
+      "*, " AS_COMMON_ARGUMENTS ") -> ()");
+  m.def(
+      "update_and_select(Tensor accept_token_num, Tensor(a!) state, Tensor(b!) ring, "
+      "*, int slot, int speculative_num_steps, Tensor? num_reqs=None) -> ()");
+  m.def(
+      "build_chain_tree(Tensor(a!) retrive_index, Tensor(b!) retrive_next_token, "
+      "Tensor(c!) retrive_next_sibling, *, Tensor(d!)? positions=None, Tensor? seq_lens=None, "
+      "Tensor? num_reqs=None) -> ()");
+}

@@ -1,0 +1,144 @@
+// Greedy verification of one request: how many of its draft tokens the target model would have
+// produced itself. Semantics, also for inputs that no correct caller sends, are in
+// docs/semantics.md.
+//
+// On any input a walk ends, reads and writes only inside the tensors, and emits at least one token.
+// A draft is accepted only when it is a token id and equals the target's choice; anything malformed
+// on the path that was walked (a draft or target token that is no token id, a tree link that leads
+// nowhere) is counted as an anomaly.
+#pragma once
+
+#include <cstdint>
+
+#include "group.h"
+#include "macros.h"
+#include "strided.h"
+
+namespace adaptive_spec {
+
+// Token ids leave through int32 tensors, so no vocabulary is larger than this.
+constexpr int64_t kMaxVocabSize = int64_t{1} << 31;
+// Emitted where the target's choice is no token id.
+constexpr int64_t kFallbackToken = 0;
+
+struct WalkResult {
+  int64_t num_accepted = 0;  // drafts, bonus token excluded
+  int64_t bonus = kFallbackToken;
+  int64_t num_anomalies = 0;
+};
+
+// The target's choice after some prefix. Without a valid one the walk emits the fallback and ends.
+struct TargetToken {
+  int64_t id;
+  bool is_valid;
+  bool is_anomaly;
+};
+
+AS_HD TargetToken target_token(int64_t id) {
+  const bool is_valid = id >= 0 && id < kMaxVocabSize;
+  return {is_valid ? id : kFallbackToken, is_valid, !is_valid};
+}
+
+// A chain: draft i follows draft i - 1, and target(i) is the target's choice given drafts 0..i-1.
+// `target` is called by all lanes, for i = 0, 1, ... and no further than the first mismatch.
+// `output` gets the accepted drafts, the bonus token, then -1 up to `output_width`.
+template <typename Group, typename Target>
+AS_HD WalkResult walk_chain_greedy(const Group& group, Vector<const int64_t> draft_tokens,
+                                   int64_t num_steps, int64_t vocab_size, const Target& target,
+                                   Vector<int32_t> output, int64_t output_width) {
+  const auto drafts = group.load(draft_tokens, num_steps);
+  WalkResult result;
+  while (true) {
+    const TargetToken wanted = target(result.num_accepted);
+    result.bonus = wanted.id;
+    result.num_anomalies += wanted.is_anomaly;
+    if (group.rank() == 0) output[result.num_accepted] = static_cast<int32_t>(wanted.id);
+    if (!wanted.is_valid || result.num_accepted == num_steps) break;
+    const int64_t draft = drafts[result.num_accepted];
+    if (draft < 0 || draft >= vocab_size) ++result.num_anomalies;
+    if (draft != wanted.id) break;
+    ++result.num_accepted;
+  }
+  for (int64_t i = result.num_accepted + 1 + group.rank(); i < output_width; i += group.size()) {
+    output[i] = -1;
+  }
+  return result;
+}
+
+// A batch of trees, B requests of D nodes; node 0 is the last committed token. A node's *flat id*,
+// retrive_index[b][i], is its place in predicts and, read row by row, in target_predict; it is
+// b * D + i unless the caller laid the batch out otherwise.
+struct TreeBatch {
+  Vector<int32_t> predicts;                  // [num_live * D]
+  Matrix<int32_t> accept_index;              // [B, >= num_steps + 1]
+  Matrix<const int64_t> candidates;          // [B, D] token ids
+  Matrix<const int64_t> retrive_index;       // [B, D]
+  Matrix<const int64_t> retrive_next_token;  // [B, D] first child, -1: none
+  Matrix<const int64_t> retrive_next_sibling;
+  Matrix<const int64_t> target_predict;
+  int64_t num_nodes = 0;  // D
+  int64_t num_live = 0;   // requests that are not padding
+
+  AS_HD TargetToken target(int64_t flat_id) const {
+    return target_token(target_predict.at(flat_id / num_nodes, flat_id % num_nodes));
+  }
+  AS_HD bool is_flat_id(int64_t id) const { return id >= 0 && id < num_live * num_nodes; }
+};
+
+// Writes accept_index[b][0..num_accepted] and the predicts of those nodes, nothing else.
+template <typename Group>
+AS_HD WalkResult walk_tree_greedy(const Group& group, const TreeBatch& batch, int64_t b,
+                                  int64_t num_steps) {
+  const int64_t num_nodes = batch.num_nodes;
+  const auto candidates = group.load(batch.candidates.row(b), num_nodes);
+  const auto flat_ids = group.load(batch.retrive_index.row(b), num_nodes);
+  const auto next_token = group.load(batch.retrive_next_token.row(b), num_nodes);
+  const auto next_sibling = group.load(batch.retrive_next_sibling.row(b), num_nodes);
+  const auto accept_index = batch.accept_index.row(b);
+
+  WalkResult result;
+  // -1 ends a list; any other link out of the tree ends it too, but should not be there.
+  const auto follow = [&](int64_t link) -> int64_t {
+    if (link >= 0 && link < num_nodes) return link;
+    result.num_anomalies += link != -1;
+    return -1;
+  };
+
+  int64_t node = 0;
+  int64_t last = flat_ids[0];
+  if (!batch.is_flat_id(last)) {
+    ++result.num_anomalies;
+    last = b * num_nodes;
+  }
+  TargetToken wanted;
+  while (true) {
+    if (group.rank() == 0) accept_index[result.num_accepted] = static_cast<int32_t>(last);
+    wanted = batch.target(last);
+    result.num_anomalies += wanted.is_anomaly;
+    if (group.rank() == 0) batch.predicts[last] = static_cast<int32_t>(wanted.id);
+    if (!wanted.is_valid || result.num_accepted == num_steps) break;
+
+    int64_t child = follow(next_token[node]);
+    // A list of siblings has at most num_nodes members; one that goes on is a cycle.
+    for (int64_t seen = 0; child != -1; ++seen) {
+      if (seen == num_nodes) {
+        ++result.num_anomalies;
+        child = -1;
+        break;
+      }
+      const int64_t token = candidates[child];
+      if (token == wanted.id && batch.is_flat_id(flat_ids[child])) break;
+      const bool is_token = token >= 0 && token < kMaxVocabSize;
+      result.num_anomalies += !is_token || token == wanted.id;
+      child = follow(next_sibling[child]);
+    }
+    if (child == -1) break;
+    node = child;
+    last = flat_ids[child];
+    ++result.num_accepted;
+  }
+  result.bonus = wanted.id;
+  return result;
+}
+
+}  // namespace adaptive_spec
