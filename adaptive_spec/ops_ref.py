@@ -1,0 +1,291 @@
+"""Slow references of the ops: plain Python over lists, written from the ops' description.
+
+They take the arguments of the functions in `adaptive_spec_ext` except `state`, `ring` and `slot`,
+write the same outputs, and return what an op tells the adaptive state. Nothing is checked. They
+serve tests and benchmarks and need no built extension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+MAX_TOKEN_ID = 2**31 - 1
+
+
+@dataclasses.dataclass
+class RoundSums:
+    """What an op adds to the adaptive state: accepted drafts and live rows, and anomalies met."""
+
+    accepted: int = 0
+    num_reqs: int = 0
+    anomalies: int = 0
+
+
+@dataclasses.dataclass
+class _Row:
+    """One request's result: the emitted tokens are its accepted drafts and the bonus token."""
+
+    emitted: list[int]
+    anomalies: int
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.emitted) - 1
+
+
+def _is_token(token: int) -> bool:
+    return 0 <= token <= MAX_TOKEN_ID
+
+
+def _num_live(num_reqs: Tensor | None, batch_size: int) -> int:
+    return batch_size if num_reqs is None else min(max(int(num_reqs), 0), batch_size)
+
+
+def _verify_rows(
+    batch_size: int,
+    num_steps: int,
+    num_verified: int,
+    verify_row: Callable[[int, int], _Row],
+    accept_token_num: Tensor,
+    num_reqs: Tensor | None = None,
+    max_accept: Tensor | None = None,
+    accept_lens: Tensor | None = None,
+    bonus_tokens: Tensor | None = None,
+    seq_lens: Tensor | None = None,
+    new_seq_lens: Tensor | None = None,
+    select_index: Tensor | None = None,
+    accepted_tokens: Tensor | None = None,
+) -> RoundSums:
+    sums = RoundSums(num_reqs=_num_live(num_reqs, batch_size))
+    packed: list[int] = []
+    for b in range(sums.num_reqs):
+        limit = num_steps
+        if max_accept is not None:
+            limit = min(max(int(max_accept[b]), 0), num_steps)
+        row = verify_row(b, limit)
+        accept_token_num[b] = row.num_accepted
+        if accept_lens is not None:
+            accept_lens[b] = len(row.emitted)
+        if bonus_tokens is not None:
+            bonus_tokens[b] = row.emitted[-1]
+        if seq_lens is not None and new_seq_lens is not None:
+            new_seq_lens[b] = int(seq_lens[b]) + len(row.emitted)
+        if select_index is not None:
+            select_index[b] = b * num_verified + row.num_accepted
+        packed += row.emitted
+        sums.accepted += row.num_accepted
+        sums.anomalies += row.anomalies
+    if accepted_tokens is not None:
+        for i, token in enumerate(packed):
+            accepted_tokens[i] = token
+    return sums
+
+
+def verify_tree_greedy_ref(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    target_predict: Tensor,
+    *,
+    speculative_num_steps: int | None = None,
+    num_reqs: Tensor | None = None,
+    **outputs: Tensor | None,
+) -> RoundSums:
+    """Reference of `adaptive_spec_ext.verify_tree_greedy`."""
+    batch_size, num_nodes = candidates.shape
+    num_steps = accept_index.size(1) - 1 if speculative_num_steps is None else speculative_num_steps
+    num_flat_ids = _num_live(num_reqs, batch_size) * num_nodes
+    choices = [token for row in target_predict.tolist() for token in row]
+
+    def verify_row(b: int, limit: int) -> _Row:
+        tokens = candidates[b].tolist()
+        flat_ids = retrive_index[b].tolist()
+        first_child = retrive_next_token[b].tolist()
+        next_sibling = retrive_next_sibling[b].tolist()
+        anomalies = 0
+
+        def children(node: int) -> Iterator[int]:
+            nonlocal anomalies
+            child = first_child[node]
+            for _ in range(num_nodes):
+                if not 0 <= child < num_nodes:
+                    anomalies += child != -1
+                    return
+                yield child
+                child = next_sibling[child]
+            # A full list that does not end here goes round in circles, or leaves the tree.
+            anomalies += child != -1
+
+        def find(node: int, wanted: int) -> int | None:
+            nonlocal anomalies
+            for child in children(node):
+                if tokens[child] == wanted:
+                    if 0 <= flat_ids[child] < num_flat_ids:
+                        return child
+                    anomalies += 1
+                anomalies += not _is_token(tokens[child])
+            return None
+
+        root = flat_ids[0]
+        if not 0 <= root < num_flat_ids:
+            root = b * num_nodes
+            anomalies += 1
+        node, path, emitted = 0, [root], []
+        while True:
+            wanted = choices[path[-1]]
+            if not _is_token(wanted):
+                anomalies += 1
+                emitted.append(0)
+                break
+            emitted.append(wanted)
+            if len(emitted) > limit:
+                break
+            child = find(node, wanted)
+            if child is None:
+                break
+            node = child
+            path.append(flat_ids[child])
+        for j, (flat_id, token) in enumerate(zip(path, emitted, strict=True)):
+            accept_index[b, j] = flat_id
+            predicts[flat_id] = token
+        return _Row(emitted, anomalies)
+
+    return _verify_rows(
+        batch_size, num_steps, num_nodes, verify_row, accept_token_num, num_reqs, **outputs
+    )
+
+
+def _verify_chain(
+    drafts: list[int],
+    limit: int,
+    vocab_size: int,
+    target: Callable[[int], tuple[int | None, bool]],
+) -> _Row:
+    """target(i) -> the target's choice after i drafts, None for none, and whether it is sound."""
+    emitted: list[int] = []
+    anomalies = 0
+    for i in range(limit + 1):
+        wanted, is_sound = target(i)
+        anomalies += not is_sound
+        emitted.append(0 if wanted is None else wanted)
+        if wanted is None or i == limit:
+            break
+        anomalies += not 0 <= drafts[i] < vocab_size
+        if drafts[i] != wanted:
+            break
+    return _Row(emitted, anomalies)
+
+
+def _write_chain_row(output_token_ids: Tensor, b: int, row: _Row) -> _Row:
+    padding = output_token_ids.size(1) - len(row.emitted)
+    for i, token in enumerate(row.emitted + [-1] * padding):
+        output_token_ids[b, i] = token
+    return row
+
+
+def verify_chain_greedy_ref(
+    draft_tokens: Tensor,
+    target_predict: Tensor,
+    output_token_ids: Tensor,
+    accept_token_num: Tensor,
+    *,
+    speculative_num_steps: int | None = None,
+    num_reqs: Tensor | None = None,
+    **outputs: Tensor | None,
+) -> RoundSums:
+    """Reference of `adaptive_spec_ext.verify_chain_greedy`."""
+    batch_size, width = draft_tokens.shape
+    num_steps = width if speculative_num_steps is None else speculative_num_steps
+
+    def verify_row(b: int, limit: int) -> _Row:
+        choices = target_predict[b].tolist()
+
+        def target(i: int) -> tuple[int | None, bool]:
+            is_token = _is_token(choices[i])
+            return (choices[i] if is_token else None), is_token
+
+        row = _verify_chain(draft_tokens[b].tolist(), limit, MAX_TOKEN_ID + 1, target)
+        return _write_chain_row(output_token_ids, b, row)
+
+    return _verify_rows(
+        batch_size, num_steps, num_steps + 1, verify_row, accept_token_num, num_reqs, **outputs
+    )
+
+
+def argmax_ref(row: list[float]) -> tuple[int | None, bool]:
+    """The index of the first largest entry that is above -inf (None if there is none), and whether
+    the row is sound: has such an entry and no NaN."""
+    usable = [i for i, x in enumerate(row) if x > -math.inf]
+    if not usable:
+        return None, False
+    return max(usable, key=lambda i: (row[i], -i)), not any(math.isnan(x) for x in row)
+
+
+def verify_chain_greedy_from_logits_ref(
+    draft_tokens: Tensor,
+    target_logits: Tensor,
+    output_token_ids: Tensor,
+    accept_token_num: Tensor,
+    *,
+    speculative_num_steps: int | None = None,
+    num_reqs: Tensor | None = None,
+    **outputs: Tensor | None,
+) -> RoundSums:
+    """Reference of `adaptive_spec_ext.verify_chain_greedy_from_logits`."""
+    batch_size, width = draft_tokens.shape
+    num_steps = width if speculative_num_steps is None else speculative_num_steps
+    vocab_size = target_logits.size(2)
+
+    def verify_row(b: int, limit: int) -> _Row:
+        row = _verify_chain(
+            draft_tokens[b].tolist(),
+            limit,
+            vocab_size,
+            lambda i: argmax_ref(target_logits[b, i].tolist()),
+        )
+        return _write_chain_row(output_token_ids, b, row)
+
+    return _verify_rows(
+        batch_size, num_steps, num_steps + 1, verify_row, accept_token_num, num_reqs, **outputs
+    )
+
+
+def update_and_select_ref(
+    accept_token_num: Tensor, *, speculative_num_steps: int, num_reqs: Tensor | None = None
+) -> RoundSums:
+    """What `adaptive_spec_ext.update_and_select` tells the state."""
+    live = accept_token_num.tolist()[: _num_live(num_reqs, accept_token_num.size(0))]
+    taken = [min(max(count, 0), speculative_num_steps) for count in live]
+    return RoundSums(
+        accepted=sum(taken),
+        num_reqs=len(live),
+        anomalies=sum(a != b for a, b in zip(live, taken, strict=True)),
+    )
+
+
+def build_chain_tree_ref(
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    *,
+    positions: Tensor | None = None,
+    seq_lens: Tensor | None = None,
+    num_reqs: Tensor | None = None,
+) -> None:
+    """Reference of `adaptive_spec_ext.build_chain_tree`."""
+    batch_size, num_nodes = retrive_index.shape
+    for b in range(_num_live(num_reqs, batch_size)):
+        for i in range(num_nodes):
+            retrive_index[b, i] = b * num_nodes + i
+            retrive_next_token[b, i] = i + 1 if i + 1 < num_nodes else -1
+            retrive_next_sibling[b, i] = -1
+            if positions is not None and seq_lens is not None:
+                positions[b * num_nodes + i] = int(seq_lens[b]) + i

@@ -1,0 +1,346 @@
+"""Calls of the ops on made-up batches: inputs that hit all paths, outputs that show stray writes.
+
+Each tensor of a call is a view into a larger block whose other elements hold a sentinel: in front,
+behind and, for strided views, between the rows and columns. Outputs are filled with the sentinel
+too, so an element that an op should have written, or should not have, differs from the reference's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: Fits all dtypes in use and is no valid index, count, token or link in any case.
+SENTINEL = -77
+_GUARD = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarded:
+    """A tensor inside a block of sentinels."""
+
+    view: Tensor
+    block: Tensor
+    inside: Tensor
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], dtype: torch.dtype, *, strided: bool) -> Guarded:
+        """`strided`: rows wider than the view, and every second element of a row."""
+        step = 2 if strided else 1
+        inner = shape[-1] * step + (3 if strided else 0)
+        rows = int(np.prod(shape[:-1]))
+        block = torch.full((rows * inner + 2 * _GUARD,), SENTINEL, dtype=dtype)
+        strides, span = [step], inner
+        for size in reversed(shape[1:-1] if len(shape) > 1 else ()):
+            strides.insert(0, span)
+            span *= size
+        if len(shape) > 1:
+            strides.insert(0, span)
+        view = block.as_strided(shape, strides, _GUARD)
+        inside = torch.zeros(block.numel(), dtype=torch.bool)
+        inside.as_strided(shape, strides, _GUARD).fill_(True)
+        return cls(view, block, inside)
+
+    @classmethod
+    def of(cls, values: Any, dtype: torch.dtype, *, strided: bool = False) -> Guarded:
+        values = torch.as_tensor(values, dtype=dtype)
+        guarded = cls.empty(tuple(values.shape), dtype, strided=strided)
+        guarded.view.copy_(values)
+        return guarded
+
+    def clone(self) -> Guarded:
+        block = self.block.clone()
+        view = block.as_strided(self.view.shape, self.view.stride(), _GUARD)
+        return Guarded(view, block, self.inside)
+
+    def check_guard(self, name: str) -> None:
+        outside = self.block[~self.inside]
+        stray = (outside != SENTINEL).nonzero()
+        assert stray.numel() == 0, f"`{name}`: written outside the tensor, at {stray.tolist()}"
+
+
+@dataclasses.dataclass
+class OpCall:
+    """One call: `tensors` by argument name, those in `mutated` are outputs."""
+
+    op: str
+    tensors: dict[str, Guarded]
+    mutated: frozenset[str]
+    options: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def arguments(self) -> dict[str, Any]:
+        return {name: tensor.view for name, tensor in self.tensors.items()} | self.options
+
+    def clone(self) -> OpCall:
+        tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        return OpCall(self.op, tensors, self.mutated, dict(self.options))
+
+    def run(self, function: Callable[..., Any], **extra: Any) -> Any:
+        return function(**self.arguments(), **extra)
+
+    def assert_equal(self, expected: OpCall) -> None:
+        """Same outputs as `expected`, inputs and guards untouched."""
+        for name, tensor in self.tensors.items():
+            tensor.check_guard(name)
+            other = expected.tensors[name].view
+            if not torch.equal(tensor.view.nan_to_num(nan=0.5), other.nan_to_num(nan=0.5)):
+                raise AssertionError(f"`{name}`: got\n{tensor.view}\nexpected\n{other}")
+
+
+_MUTATED = frozenset(
+    [
+        "predicts",
+        "accept_index",
+        "accept_token_num",
+        "output_token_ids",
+        "accept_lens",
+        "bonus_tokens",
+        "new_seq_lens",
+        "select_index",
+        "accepted_tokens",
+        "retrive_index",
+        "retrive_next_token",
+        "retrive_next_sibling",
+        "positions",
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseOptions:
+    """What a generated call looks like. `num_reqs` and `max_accept` None: not passed."""
+
+    batch_size: int
+    num_steps: int
+    num_nodes: int = 0  # trees only
+    vocab_size: int = 3
+    num_reqs: int | None = None
+    max_accept: bool = False
+    outputs: bool = True  # all optional outputs
+    extra_width: int = 0  # columns that buffers are wider than S asks for
+    strided: bool = False
+    malformed: bool = False
+    pass_steps: bool = True
+
+
+def _common(rng: np.random.Generator, case: CaseOptions) -> tuple[dict[str, Guarded], dict]:
+    batch_size, steps = case.batch_size, case.num_steps
+    tensors = {
+        "accept_token_num": Guarded.empty((batch_size,), torch.int32, strided=case.strided),
+    }
+    if case.num_reqs is not None:
+        tensors["num_reqs"] = Guarded.of([case.num_reqs], torch.int32)
+    if case.max_accept:
+        limits = rng.integers(-2, steps + 3, batch_size)
+        tensors["max_accept"] = Guarded.of(limits, torch.int32, strided=case.strided)
+    if case.outputs:
+        for name, dtype in {
+            "accept_lens": torch.int32,
+            "bonus_tokens": torch.int64,
+            "new_seq_lens": torch.int64,
+            "select_index": torch.int64,
+        }.items():
+            tensors[name] = Guarded.empty((batch_size,), dtype, strided=case.strided)
+        seq_lens = rng.integers(1, 1000, batch_size)
+        tensors["seq_lens"] = Guarded.of(seq_lens, torch.int64, strided=case.strided)
+        tensors["accepted_tokens"] = Guarded.empty(
+            (batch_size * (steps + 1) + case.extra_width,), torch.int64, strided=case.strided
+        )
+    options = {"speculative_num_steps": steps} if case.pass_steps else {}
+    return tensors, options
+
+
+def _call(op: str, tensors: dict[str, Guarded], options: dict[str, int], inputs: str) -> OpCall:
+    return OpCall(op, tensors, _MUTATED.intersection(tensors) - set(inputs.split()), options)
+
+
+def _spoil(rng: np.random.Generator, values: np.ndarray, wrong: list[int], share: float) -> None:
+    hit = rng.random(values.shape) < share
+    values[hit] = rng.choice(np.array(wrong, dtype=np.int64), int(hit.sum()))
+
+
+_WRONG_TOKENS = [-1, -7, 2**31, 2**40, -(2**62), 2**32]
+
+
+def random_forest(
+    rng: np.random.Generator, batch_size: int, num_nodes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Parent, first child and next sibling [B, D] of random trees. Some nodes are not linked, as
+    in trees that were pruned."""
+    parents = np.full((batch_size, num_nodes), -1, dtype=np.int64)
+    first_child = np.full((batch_size, num_nodes), -1, dtype=np.int64)
+    next_sibling = np.full((batch_size, num_nodes), -1, dtype=np.int64)
+    for b in range(batch_size):
+        is_chain = rng.random() < 0.25
+        for node in range(1, num_nodes):
+            parent = node - 1 if is_chain else int(rng.integers(max(0, node - 6), node))
+            parents[b, node] = parent
+            if rng.random() < 0.05:
+                continue
+            next_sibling[b, node] = first_child[b, parent]
+            first_child[b, parent] = node
+    return parents, first_child, next_sibling
+
+
+def tree_call(rng: np.random.Generator, case: CaseOptions) -> OpCall:
+    """A call of verify_tree_greedy."""
+    batch_size, num_nodes = case.batch_size, case.num_nodes
+    tensors, options = _common(rng, case)
+    parents, first_child, next_sibling = random_forest(rng, batch_size, num_nodes)
+    # Few distinct tokens, so that siblings repeat them.
+    candidates = rng.integers(0, case.vocab_size, (batch_size, num_nodes))
+    target = rng.integers(0, case.vocab_size, (batch_size, num_nodes))
+    # Most nodes' choice is one of their children's tokens, so that walks go deep.
+    for b in range(batch_size):
+        for node in range(1, num_nodes):
+            if rng.random() < 0.6:
+                target[b, parents[b, node]] = candidates[b, node]
+    flat_ids = np.arange(batch_size * num_nodes, dtype=np.int64).reshape(batch_size, num_nodes)
+    if case.malformed:
+        links = [-1, -2, 0, 1, num_nodes - 1, num_nodes, num_nodes + 1, 2**31, -(2**40)]
+        _spoil(rng, first_child, links, 0.1)
+        _spoil(rng, next_sibling, links, 0.3)
+        _spoil(rng, flat_ids, [-1, -(2**33), batch_size * num_nodes, 2**40, 2**32], 0.1)
+        _spoil(rng, candidates, _WRONG_TOKENS, 0.1)
+        _spoil(rng, target, _WRONG_TOKENS, 0.1)
+    for name, values in {
+        "candidates": candidates,
+        "retrive_index": flat_ids,
+        "retrive_next_token": first_child,
+        "retrive_next_sibling": next_sibling,
+        "target_predict": target,
+    }.items():
+        tensors[name] = Guarded.of(values, torch.int64, strided=case.strided)
+    tensors["predicts"] = Guarded.empty(
+        (batch_size * num_nodes + case.extra_width,), torch.int32, strided=case.strided
+    )
+    tensors["accept_index"] = Guarded.empty(
+        (batch_size, case.num_steps + 1 + case.extra_width), torch.int32, strided=case.strided
+    )
+    return _call(
+        "verify_tree_greedy",
+        tensors,
+        options,
+        "retrive_index retrive_next_token retrive_next_sibling",
+    )
+
+
+def _drafts(
+    rng: np.random.Generator, case: CaseOptions, choices: np.ndarray, wrong: list[int]
+) -> np.ndarray:
+    """Draft tokens that agree with the target's choices most of the time."""
+    drafts = choices[:, :-1].copy()
+    _spoil(rng, drafts, list(range(case.vocab_size)), 0.3)
+    if case.malformed:
+        _spoil(rng, drafts, wrong, 0.15)
+    return drafts
+
+
+def chain_call(rng: np.random.Generator, case: CaseOptions) -> OpCall:
+    """A call of verify_chain_greedy."""
+    tensors, options = _common(rng, case)
+    width = case.num_steps + case.extra_width
+    choices = rng.integers(0, case.vocab_size, (case.batch_size, width + 1))
+    if case.malformed:
+        _spoil(rng, choices, _WRONG_TOKENS, 0.1)
+    drafts = _drafts(rng, case, choices, _WRONG_TOKENS)
+    tensors["draft_tokens"] = Guarded.of(drafts, torch.int64, strided=case.strided)
+    tensors["target_predict"] = Guarded.of(choices, torch.int64, strided=case.strided)
+    tensors["output_token_ids"] = Guarded.empty(
+        (case.batch_size, width + 1), torch.int32, strided=case.strided
+    )
+    return _call("verify_chain_greedy", tensors, options, "")
+
+
+def logits_call(rng: np.random.Generator, case: CaseOptions, dtype: torch.dtype) -> OpCall:
+    """A call of verify_chain_greedy_from_logits. Malformed: rows with some or only NaN, of -inf
+    only, with +inf, besides drafts that are no token ids."""
+    tensors, options = _common(rng, case)
+    width = case.num_steps + case.extra_width
+    vocab_size = case.vocab_size
+    # Few distinct values, so that the maximum is often shared, and -0.0 meets 0.0.
+    values = rng.choice([-2.0, -1.0, -0.0, 0.0, 1.5], (case.batch_size, width + 1, vocab_size))
+    if case.malformed:
+        for row in values.reshape(-1, vocab_size):
+            kind = rng.integers(8)
+            if kind == 0:
+                row[:] = np.nan
+            elif kind == 1:
+                row[:] = -np.inf
+            elif kind == 2:
+                row[rng.random(vocab_size) < 0.5] = np.nan
+            elif kind == 3:
+                row[rng.integers(vocab_size)] = np.inf
+            elif kind == 4:
+                row[:] = np.where(rng.random(vocab_size) < 0.5, np.nan, -np.inf)
+    usable = np.where(values > -np.inf, values, -np.inf)
+    choices = usable.argmax(-1).astype(np.int64)
+    drafts = _drafts(rng, case, choices, [*_WRONG_TOKENS, vocab_size, vocab_size + 1])
+    logits = Guarded.empty((case.batch_size, width + 1, vocab_size + 3), dtype, strided=False)
+    view = logits.view[..., :vocab_size] if case.strided else logits.view[..., 3:]
+    view.copy_(torch.from_numpy(values))
+    inside = torch.zeros_like(logits.inside)
+    inside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
+    # The guard columns beside the vocabulary would win every comparison.
+    logits.block[~inside] = SENTINEL
+    tensors["target_logits"] = _Logits(view, logits.block, inside)
+    tensors["draft_tokens"] = Guarded.of(drafts, torch.int64, strided=case.strided)
+    tensors["output_token_ids"] = Guarded.empty(
+        (case.batch_size, width + 1), torch.int32, strided=case.strided
+    )
+    return _call("verify_chain_greedy_from_logits", tensors, options, "")
+
+
+class _Logits(Guarded):
+    def clone(self) -> Guarded:
+        block = self.block.clone()
+        view = block.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
+        return _Logits(view, block, self.inside)
+
+
+def chain_tree_call(rng: np.random.Generator, case: CaseOptions) -> OpCall:
+    """A call of build_chain_tree."""
+    shape = (case.batch_size, case.num_nodes)
+    tensors = {
+        name: Guarded.empty(shape, torch.int64, strided=case.strided)
+        for name in ("retrive_index", "retrive_next_token", "retrive_next_sibling")
+    }
+    if case.outputs:
+        tensors["positions"] = Guarded.empty(
+            (case.batch_size * case.num_nodes + case.extra_width,),
+            torch.int64,
+            strided=case.strided,
+        )
+        seq_lens = rng.integers(1, 1000, case.batch_size)
+        tensors["seq_lens"] = Guarded.of(seq_lens, torch.int64, strided=case.strided)
+    if case.num_reqs is not None:
+        tensors["num_reqs"] = Guarded.of([case.num_reqs], torch.int32)
+    return _call("build_chain_tree", tensors, {}, "")
+
+
+def sample_calls(seed: int = 0) -> Mapping[str, OpCall]:
+    """A few calls of every op by name, for correctness, opcheck, compile and benchmark runs."""
+    rng = np.random.default_rng(seed)
+    full = CaseOptions(4, 3, num_nodes=8, vocab_size=5, num_reqs=3, max_accept=True, extra_width=2)
+    cases = {
+        "plain": dataclasses.replace(
+            full, num_reqs=None, max_accept=False, outputs=False, pass_steps=False
+        ),
+        "full": full,
+        "strided": dataclasses.replace(full, strided=True),
+        "one node": dataclasses.replace(full, num_steps=0, num_nodes=1, extra_width=0),
+        "empty batch": dataclasses.replace(full, batch_size=0, num_reqs=0),
+    }
+    calls: dict[str, OpCall] = {}
+    for name, case in cases.items():
+        calls[f"tree, {name}"] = tree_call(rng, case)
+        calls[f"chain, {name}"] = chain_call(rng, case)
+        calls[f"logits, {name}"] = logits_call(rng, case, torch.float32)
+        calls[f"chain tree, {name}"] = chain_tree_call(rng, case)
+    calls["logits, bfloat16"] = logits_call(rng, full, torch.bfloat16)
+    return calls
