@@ -1,9 +1,9 @@
 """Turns a policy's decisions into prepared runtime states, at the start of each decode round.
 
-With an `AdaptiveState` the decision was made inside the verify op and the controller only reads it from
-the ring; with a host policy (`AdaptiveSpeculativeParams`) it asks the policy. Names follow SGLang's
-adaptive controller. Two things differ on purpose: feedback never activates anything, since the next
-batch may belong to another slot, and a missing state is an error at start-up.
+With an `AdaptiveState` the decision was made inside the verify op and the controller only reads it
+from the ring; with a host policy (`AdaptiveSpeculativeParams`) it asks the policy. Names follow
+SGLang's adaptive controller. Two things differ on purpose: feedback never activates anything, since
+the next batch may belong to another slot, and a missing state is an error at start-up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from adaptive_spec.graphs import SpecRuntimeState
 
 
 class AdaptiveSpecPolicy(Protocol):
-    """What chooses the steps: `AdaptiveState` (on the device) or `AdaptiveSpeculativeParams` (host)."""
+    """What chooses the steps: `AdaptiveState` (in the op) or `AdaptiveSpeculativeParams` (host)."""
 
     @property
     def candidate_steps(self) -> list[int]: ...
@@ -55,8 +55,8 @@ class AdaptiveController:
     Args:
         worker: builds and applies runtime states.
         policy: chooses the steps.
-        lag: with an `AdaptiveState`, round r runs with the decision of round r - lag, exactly. 1 where a
-            round's results are awaited before the next is launched, 2 where rounds overlap.
+        lag: with an `AdaptiveState`, round r runs with the decision of round r - lag, exactly. 1
+            where a round's results are awaited before the next is launched, 2 where rounds overlap.
         timeout_s: how long to wait for a decision that is late before raising `RingTimeoutError`.
     """
 
@@ -101,8 +101,8 @@ class AdaptiveController:
     def init_states(self, cuda_graph_bs: Sequence[int] | None = None) -> None:
         """Build the state of every candidate that has none yet, and activate one of them.
 
-        Each step count gets only the captured batch sizes whose slot can choose it. If a build fails,
-        the states built here are dropped and the error goes on to the caller.
+        Each step count gets only the captured batch sizes whose slot can choose it. If a build
+        fails, the states built here are dropped and the error goes on to the caller.
         """
         # Asked before set_cuda_graph_bs, which starts the routing afresh: this is no round.
         first_steps = self.policy.get_steps_for_batch(1)
@@ -127,10 +127,10 @@ class AdaptiveController:
         self.num_switches = 0
 
     def activate_step_by_batch(self, batch_size: int) -> None:
-        """First thing in a decode round: make the state that a batch of this size needs the active one.
+        """First thing in a decode round: activate the state that a batch of this size needs.
 
-        With an `AdaptiveState` each call stands for one round, which must then pass the state to exactly
-        one verify op (or be taken back with `cancel_round`).
+        With an `AdaptiveState` each call stands for one round, which must then pass the state to
+        exactly one verify op (or be taken back with `cancel_round`).
 
         Raises:
             ValueError: negative `batch_size`.
@@ -141,7 +141,7 @@ class AdaptiveController:
             self._activate(steps)
 
     def cancel_round(self) -> None:
-        """Take back the last `activate_step_by_batch`: its round failed before its verify op ran."""
+        """Take back the last activation: its round failed before its verify op ran."""
         if self._reader is not None:
             self._reader.cancel_round()
 
@@ -151,7 +151,7 @@ class AdaptiveController:
         batch_size: int,
         executed_steps: int | None = None,
     ) -> None:
-        """Feed a round's counts to a host policy. Not needed where the verify op was given the state."""
+        """Feed a round's counts to a host policy; an op that was given the state has done it."""
         self.policy.on_verify_complete(
             num_correct_drafts_per_req, batch_size, executed_steps=executed_steps
         )

@@ -47,8 +47,8 @@ class DecisionRing:
         num_slots: slots, 1 to 16.
 
     Attributes:
-        tensor: the words as int64, to be passed to the verify ops as `ring`. Shares the ring's memory
-            and keeps it alive.
+        tensor: the words as int64, to be passed to the verify ops as `ring`. Shares the ring's
+            memory and keeps it alive.
     """
 
     def __init__(self, depth: int, num_slots: int):
@@ -79,7 +79,7 @@ class DecisionRing:
         return None if word is None else _decision(round, word)
 
     def latest(self, slot: int) -> Decision:
-        """The newest decision for `slot`. For display and metrics: which round it is depends on timing."""
+        """The newest decision for `slot`, for display: which round it is depends on timing."""
         word = self.native.latest(slot)
         return _decision(word.round, word)
 

@@ -1,8 +1,8 @@
 """The adaptive state that the verify ops update: every slot's EMA, counters and current step.
 
-It is one int64 tensor on the device that runs the ops, laid out by csrc/core/records.h, and a decision
-ring that the host reads. The Python class only builds, inspects and saves it; the rules that change it
-are in csrc/core/ema_policy.h and run inside the op.
+It is one int64 tensor on the device that runs the ops, laid out by csrc/core/records.h, and a
+decision ring that the host reads. The Python class only builds, inspects and saves it; the rules
+that change it are in csrc/core/ema_policy.h and run inside the op.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class AdaptiveState:
     """Adaptive state for one worker; a policy for `AdaptiveController`.
 
     Args:
-        config: an `AdaptiveConfig`, a config mapping, the path of a JSON file, or None for the built-in
-            table.
+        config: an `AdaptiveConfig`, a config mapping, the path of a JSON file, or None for the
+            built-in table.
         initial_steps: the step count every slot that has it among its candidates starts with; the
             others start at their middle candidate.
         device: where the verify ops run. Only "cpu" in this version.
@@ -84,7 +84,7 @@ class AdaptiveState:
         self.reset()
 
     def reset(self) -> None:
-        """Every slot back to its start and the round counter to 0. Not while rounds are in flight."""
+        """Every slot back to its start, the round counter to 0. Not while rounds are in flight."""
         _C.reset_state(self._words, self.ring.tensor.numpy())
 
     @property
@@ -127,7 +127,7 @@ class AdaptiveState:
         return list(self.config.candidate_steps)
 
     def set_cuda_graph_bs(self, cuda_graph_bs: Sequence[int] | None) -> None:
-        """The batch sizes that graphs are captured for; batches are padded up to them before routing."""
+        """Set the captured batch sizes; batches are padded up to them before routing."""
         self.router.set_cuda_graph_bs(cuda_graph_bs)
 
     def slot_for_batch(self, batch_size: int) -> int:
@@ -210,7 +210,7 @@ class AdaptiveState:
 
 
 def _views(words: np.ndarray, num_slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The header (0-d), slot configs and slot states that `words` is made of, sharing its memory."""
+    """The header (0-d), slot configs and slot states in `words`, sharing its memory."""
     raw = words.view(np.uint8)
     views, start = [], 0
     for name, count in (("StateHeader", 1), ("SlotConfig", num_slots), ("SlotState", num_slots)):

@@ -2,11 +2,12 @@
 
     python benchmarks/bench_controller.py [--json FILE]
 
-device   AdaptiveController over an AdaptiveState: activate_step_by_batch is all there is, the verify op
-         has done the rest.
-python   the same controller over the Python reference policy: activate, turn the op's accept_token_num
-         into a list, feed it to the policy.
-sglang   SGLang's own policy and controller, where the package is installed, doing what `python` does.
+device   AdaptiveController over an AdaptiveState: activate_step_by_batch is all there is, the
+         verify op has done the rest.
+python   the same controller over the Python reference policy: activate, turn the op's
+         accept_token_num into a list, feed it to the policy.
+sglang   SGLang's own policy and controller, where the package is installed, doing what
+         `python` does.
 
 Before timing, all alternatives are run over the same traffic and must choose the same steps.
 """
@@ -33,7 +34,8 @@ from adaptive_spec.testing.timer import time_interleaved
 
 ROUNDS = 2_000
 REPETITIONS = 25
-RING_DEPTH = 1 << 16  # holds the rounds of all repetitions, so that reads can be timed by themselves
+# Holds the rounds of all repetitions, so that reads can be timed by themselves.
+RING_DEPTH = 1 << 16
 BATCH_SIZES = (1, 8, 64, 256)
 CONFIG = {
     "1": {"candidate_steps": [1, 3, 7]},
@@ -173,17 +175,28 @@ def main(json_file: Annotated[Path | None, typer.Option("--json", help="Also wri
             for name, timing in timings.items():
                 ratio = timing.median / timings["device"].median
                 rows.append(
-                    {"batch_size": batch_size, "alternative": name, "us": timing.median * 1e6,
-                     "p10_us": timing.p10 * 1e6, "p90_us": timing.p90 * 1e6, "ratio": ratio}
+                    {
+                        "batch_size": batch_size,
+                        "alternative": name,
+                        "us": timing.median * 1e6,
+                        "p10_us": timing.p10 * 1e6,
+                        "p90_us": timing.p90 * 1e6,
+                        "ratio": ratio,
+                    }
                 )
                 table.add_row(
-                    str(batch_size), name, f"{timing.median * 1e6:.3f}",
-                    f"{timing.p10 * 1e6:.3f}-{timing.p90 * 1e6:.3f}", f"{ratio:.1f}x",
+                    str(batch_size),
+                    name,
+                    f"{timing.median * 1e6:.3f}",
+                    f"{timing.p10 * 1e6:.3f}-{timing.p90 * 1e6:.3f}",
+                    f"{ratio:.1f}x",
                 )
     console.print(table)
     machine = f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
-    console.print(f"{machine}, adaptive_spec {adaptive_spec.__version__}; "
-                  f"{REPETITIONS} repetitions of {ROUNDS} rounds, in turns, after one untimed")
+    console.print(
+        f"{machine}, adaptive_spec {adaptive_spec.__version__}; "
+        f"{REPETITIONS} repetitions of {ROUNDS} rounds, in turns, after one untimed"
+    )
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
 

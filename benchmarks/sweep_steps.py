@@ -35,9 +35,9 @@ def numbers(text: str) -> list[int]:
 @app.command()
 def sweep(
     model: Annotated[Path | None, typer.Option(help="Model pair; default: the shipped.")] = None,
-    steps: Annotated[str, typer.Option(help="S to compare.")] = "0,1,2,3,4,5,7",
-    batch_sizes: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8,16,32",
-    tokens: Annotated[int, typer.Option(help="Tokens per S in a cell at batch size 1.")] = 600,
+    steps: Annotated[str, typer.Option(help="S to compare.")] = "0,1,2,3,5,7",
+    batch_sizes: Annotated[str, typer.Option(help="Batch sizes.")] = "1,4,16,32",
+    tokens: Annotated[int, typer.Option(help="Tokens per S in a cell at batch size 1.")] = 400,
     max_seconds: Annotated[float, typer.Option(help="Cut the cells short to take this.")] = 240.0,
     max_new_tokens: Annotated[int, typer.Option(help="Longest output of a request.")] = 160,
     seed: Annotated[int, typer.Option(help="Of the order of prompts.")] = 1,

@@ -23,8 +23,8 @@ def time_interleaved(
 ) -> dict[str, Timing]:
     """Time each function `repetitions` times, taking turns, after one untimed turn.
 
-    Each function does its work and returns how many calls that was. Taking turns lets slow phases of the
-    machine hit all alternatives alike, so that their ratios mean something.
+    Each function does its work and returns how many calls that was. Taking turns lets slow phases
+    of the machine hit all alternatives alike, so that their ratios mean something.
     """
     samples: dict[str, list[float]] = {name: [] for name in functions}
     for repetition in range(repetitions + 1):

@@ -38,8 +38,8 @@ DecisionWord DecisionRing::latest(int32_t slot) const {
   DecisionWord newest =
       DecisionWord::unpack(__atomic_load_n(view_.decision(0, slot), __ATOMIC_ACQUIRE));
   for (int64_t round = 1; round < view_.depth; ++round) {
-    const DecisionWord word = DecisionWord::unpack(
-        __atomic_load_n(view_.decision(round, slot), __ATOMIC_ACQUIRE));
+    const DecisionWord word =
+        DecisionWord::unpack(__atomic_load_n(view_.decision(round, slot), __ATOMIC_ACQUIRE));
     if (ring_status(word.round, newest.round) == RingStatus::kOverrun) newest = word;
   }
   return newest;
@@ -48,8 +48,7 @@ DecisionWord DecisionRing::latest(int32_t slot) const {
 DecisionWord DecisionRing::wait(int64_t round, int32_t slot, double timeout_s) {
   if (auto word = read(round, slot)) return *word;
   ++stalls_;
-  const auto deadline =
-      std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
   do {
     // A batch of reads between two looks at the clock keeps the reaction time well under 1 µs.
     for (int i = 0; i < 64; ++i) {

@@ -27,8 +27,8 @@ class DecisionRing {
 
   // The decision that exactly `round` published for `slot`; nothing if it has not yet.
   std::optional<DecisionWord> read(int64_t round, int32_t slot) const {
-    const DecisionWord word = DecisionWord::unpack(
-        __atomic_load_n(view_.decision(round, slot), __ATOMIC_ACQUIRE));
+    const DecisionWord word =
+        DecisionWord::unpack(__atomic_load_n(view_.decision(round, slot), __ATOMIC_ACQUIRE));
     switch (ring_status(word.round, round)) {
       case RingStatus::kReady:
         return word;

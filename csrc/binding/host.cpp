@@ -21,8 +21,8 @@ PyObject* ring_timeout_error = nullptr;
 
 using Words = py::array_t<int64_t, py::array::c_style>;
 
-// next_steps through CPython's fast call: a third of what a pybind11 method costs, and it is the whole
-// of what the host does per round.
+// next_steps through CPython's fast call: a third of what a pybind11 method costs, and it is the
+// whole of what the host does per round.
 PyObject* next_steps(PyObject* capsule, PyObject* const* args, Py_ssize_t num_args) {
   if (num_args != 1) {
     PyErr_Format(PyExc_TypeError, "next_steps: expected `batch_size`, got %zd arguments", num_args);
@@ -58,8 +58,8 @@ PyMethodDef next_steps_def = {
 py::object next_steps_function(std::shared_ptr<StepReader> reader) {
   auto* raw = reader.get();
   auto* owner = new std::shared_ptr<StepReader>(std::move(reader));
-  py::object capsule = py::reinterpret_steal<py::object>(
-      PyCapsule_New(raw, nullptr, [](PyObject* self) {
+  py::object capsule =
+      py::reinterpret_steal<py::object>(PyCapsule_New(raw, nullptr, [](PyObject* self) {
         delete static_cast<std::shared_ptr<StepReader>*>(PyCapsule_GetContext(self));
       }));
   if (!capsule) {
@@ -112,14 +112,13 @@ py::dict record_dtypes() {
       AS_FIELD(SlotConfig, num_candidates),
       AS_FIELD(SlotConfig, initial_index),
       AS_FIELD(SlotConfig, reset_ema_on_switch),
-      {"candidate_steps", offsetof(SlotConfig, candidate_steps),
-       py::dtype("16i4")}};
+      {"candidate_steps", offsetof(SlotConfig, candidate_steps), py::dtype("16i4")}};
   const std::vector<Field> slot = {
-      AS_FIELD(SlotState, ema),          AS_FIELD(SlotState, batch_count),
-      AS_FIELD(SlotState, last_switch),  AS_FIELD(SlotState, num_switches),
-      AS_FIELD(SlotState, num_stale),    AS_FIELD(SlotState, index),
-      AS_FIELD(SlotState, reason),       AS_FIELD(SlotState, probe_wait),
-      AS_FIELD(SlotState, probe_left),   AS_FIELD(SlotState, probing)};
+      AS_FIELD(SlotState, ema),         AS_FIELD(SlotState, batch_count),
+      AS_FIELD(SlotState, last_switch), AS_FIELD(SlotState, num_switches),
+      AS_FIELD(SlotState, num_stale),   AS_FIELD(SlotState, index),
+      AS_FIELD(SlotState, reason),      AS_FIELD(SlotState, probe_wait),
+      AS_FIELD(SlotState, probe_left),  AS_FIELD(SlotState, probing)};
   py::dict dtypes;
   dtypes["StateHeader"] = make(header, sizeof(StateHeader));
   dtypes["SlotConfig"] = make(config, sizeof(SlotConfig));
@@ -210,8 +209,7 @@ void register_host(py::module_& m) {
       .def(py::init<std::shared_ptr<DecisionRing>, const std::vector<int64_t>&,
                     const std::vector<int64_t>&, int64_t, int32_t, int64_t, double>(),
            py::kw_only(), py::arg("ring"), py::arg("slot_batch_sizes"), py::arg("cuda_graph_bs"),
-           py::arg("lag"), py::arg("debounce_rounds"), py::arg("first_round"),
-           py::arg("timeout_s"))
+           py::arg("lag"), py::arg("debounce_rounds"), py::arg("first_round"), py::arg("timeout_s"))
       .def("slot_for_batch", &StepReader::slot_for_batch, py::arg("batch_size"))
       .def_property_readonly("next_steps", &next_steps_function)
       .def("cancel_round", &StepReader::cancel_round)

@@ -9,14 +9,13 @@ StepReader::StepReader(std::shared_ptr<DecisionRing> ring,
                        const std::vector<int64_t>& slot_batch_sizes,
                        const std::vector<int64_t>& cuda_graph_bs, int64_t lag,
                        int32_t debounce_rounds, int64_t first_round, double timeout_s)
-    : ring_(std::move(ring)),
-      lag_(lag),
-      next_round_(first_round),
-      timeout_s_(timeout_s) {
+    : ring_(std::move(ring)), lag_(lag), next_round_(first_round), timeout_s_(timeout_s) {
   if (static_cast<int64_t>(slot_batch_sizes.size()) != ring_->num_slots()) {
-    throw std::invalid_argument("StepReader: `slot_batch_sizes` must have one entry for each of the "
-                                "ring's " + std::to_string(ring_->num_slots()) + " slots, got " +
-                                std::to_string(slot_batch_sizes.size()));
+    throw std::invalid_argument(
+        "StepReader: `slot_batch_sizes` must have one entry for each of the "
+        "ring's " +
+        std::to_string(ring_->num_slots()) + " slots, got " +
+        std::to_string(slot_batch_sizes.size()));
   }
   if (lag < 1 || lag >= ring_->depth()) {
     throw std::invalid_argument("StepReader: `lag` must be at least 1 and below the ring's depth " +

@@ -26,10 +26,10 @@ class StepReader {
                                          batch_size);
   }
 
-  // Starts a round and returns the steps it must run with, or nothing if the decision has not arrived
-  // (the round is then not started). It always uses the decision of exactly `lag` rounds before,
-  // never a fresher one that happens to be there, so that a run can be replayed and ranks agree
-  // without talking.
+  // Starts a round and returns the steps it must run with, or nothing if the decision has not
+  // arrived (the round is then not started). It always uses the decision of exactly `lag` rounds
+  // before, never a fresher one that happens to be there, so that a run can be replayed and ranks
+  // agree without talking.
   std::optional<int32_t> try_next_steps(int64_t batch_size) {
     SlotDebounce debounce = debounce_;
     const int32_t slot = debounce.follow(slot_for_batch(batch_size));

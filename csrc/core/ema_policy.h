@@ -1,6 +1,6 @@
 // The `ema` step policy: what one batch's accepted-draft counts do to one slot. The rules
-// are listed in docs/semantics.md; they follow SGLang's adaptive speculation, plus four optional rules
-// (min_dwell, probe_backoff, reset_ema_on_switch and the dropping of stale samples).
+// are listed in docs/semantics.md; they follow SGLang's adaptive speculation, plus four optional
+// rules (min_dwell, probe_backoff, reset_ema_on_switch and the dropping of stale samples).
 //
 // Every backend must produce the same bits, so the order of the binary64 operations is part of the
 // rule and no multiply-add may be fused: the build sets -ffp-contract=off and -fmad=false.

@@ -1,4 +1,5 @@
-// The one macro the core needs: a function that compiles for the host and, under nvcc, for the device.
+// The one macro the core needs: a function that compiles for the host and, under nvcc, for the
+// device.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -51,7 +51,7 @@ struct SlotConfig {
   int32_t batch_size;     // lower bound of the slot's batch-size range
   int32_t num_candidates;
   int32_t initial_index;
-  int32_t reset_ema_on_switch;               // 0 or 1
+  int32_t reset_ema_on_switch;              // 0 or 1
   int32_t candidate_steps[kMaxCandidates];  // ascending, the first num_candidates are valid
 };
 
@@ -101,8 +101,7 @@ struct StateView {
   AS_HD explicit StateView(int64_t* words) {
     header = reinterpret_cast<StateHeader*>(words);
     configs = reinterpret_cast<const SlotConfig*>(header + 1);
-    slots = reinterpret_cast<SlotState*>(
-        const_cast<SlotConfig*>(configs + header->num_slots));
+    slots = reinterpret_cast<SlotState*>(const_cast<SlotConfig*>(configs + header->num_slots));
   }
   AS_HD int32_t steps(int32_t slot) const {
     return configs[slot].candidate_steps[slots[slot].index];

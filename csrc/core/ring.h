@@ -3,10 +3,10 @@
 //
 //   DecisionWord[num_slots] | RoundRecord (3 words)
 //
-// Each word carries the number of the round that wrote it, so a reader sees it whole or sees that it
-// is not there; no lock and no order between words is needed. A word that has not been written yet
-// carries the number of an earlier round, and the ring starts out filled with the rounds before 0:
-// reading round -1 gives the step counts to start with.
+// Each word carries the number of the round that wrote it, so a reader sees it whole or sees that
+// it is not there; no lock and no order between words is needed. A word that has not been written
+// yet carries the number of an earlier round, and the ring starts out filled with the rounds before
+// 0: reading round -1 gives the step counts to start with.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct DecisionWord {
   }
 };
 
-// What one round observed. Each of its three words repeats the round number (low 32 bits), since the
-// device may be overwriting them while the host reads.
+// What one round observed. Each of its three words repeats the round number (low 32 bits), since
+// the device may be overwriting them while the host reads.
 struct RoundRecord {
   int64_t sum;       // accepted drafts over the live requests, 32 bits
   int64_t num_reqs;  // live requests, 32 bits
@@ -59,8 +59,8 @@ AS_HD constexpr int64_t num_ring_words(int64_t depth, int64_t num_slots) {
   return depth * (num_slots + RoundRecord::kNumWords);
 }
 
-// How a word's round relates to the one asked for. Round numbers wrap at 2^32, and the two are never
-// further apart than the ring is deep, so the sign of their difference tells.
+// How a word's round relates to the one asked for. Round numbers wrap at 2^32, and the two are
+// never further apart than the ring is deep, so the sign of their difference tells.
 enum class RingStatus { kReady, kNotYet, kOverrun };
 
 AS_HD RingStatus ring_status(uint32_t found, int64_t wanted) {
@@ -96,9 +96,8 @@ struct RingView {
     // Every slot's word, not just the routed one's: a reader that wants "slot k as of round r" then
     // needs no history of which rounds ran where.
     for (int32_t slot = 0; slot < state.header->num_slots; ++slot) {
-      store_release_system(
-          decision(round, slot),
-          DecisionWord::pack(round, state.steps(slot), state.slots[slot].reason));
+      store_release_system(decision(round, slot),
+                           DecisionWord::pack(round, state.steps(slot), state.slots[slot].reason));
     }
   }
 };

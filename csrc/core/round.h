@@ -60,9 +60,11 @@ AS_HD const char* state_error(const int64_t* state_words, int64_t state_numel, i
     return "`state` is not an adaptive state, or one of another layout version";
   }
   if (header.num_slots < 1 || header.num_slots > kMaxSlots ||
-      header.num_words != num_state_words(header.num_slots) ||
-      state_numel != header.num_words) {
+      header.num_words != num_state_words(header.num_slots) || state_numel != header.num_words) {
     return "`state` has a size that does not match its header";
+  }
+  if (header.ring_depth < kMinRingDepth || (header.ring_depth & (header.ring_depth - 1)) != 0) {
+    return "`state` names a ring depth that is not a power of two";
   }
   if (ring_numel != num_ring_words(header.ring_depth, header.num_slots)) {
     return "`ring` has a size that does not match `state`";

@@ -17,7 +17,8 @@ AS_HD int64_t pad_to_cuda_graph_bs(const int64_t* sizes, int64_t num_sizes, int6
   return batch_size;
 }
 
-// The last slot whose lower bound is not above the (padded) batch size; the first slot where all are.
+// The last slot whose lower bound is not above the (padded) batch size; the first slot where all
+// are.
 AS_HD int32_t slot_for_batch(const SlotConfig* configs, int32_t num_slots, int64_t batch_size) {
   int32_t slot = 0;
   while (slot + 1 < num_slots && configs[slot + 1].batch_size <= batch_size) ++slot;

@@ -1,4 +1,4 @@
-"""The controller: right state for the batch, at the start of a round, from exactly the right decision."""
+"""The controller: the right state for the batch, from exactly the right decision."""
 
 import pytest
 import torch
@@ -95,7 +95,7 @@ def test_a_step_without_any_graph_gets_an_empty_list_and_not_all(policy_class):
 
 @both_policies
 def test_feedback_of_one_slot_never_activates_anything_for_another(policy_class):
-    """SGLang activates the finished batch's new step even when the next batch lies in another slot."""
+    """SGLang activates the finished batch's new step even if the next is in another slot."""
     worker, policy, controller = make(policy_class)
     controller.activate_step_by_batch(1)
     before = list(worker.applied)

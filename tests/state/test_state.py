@@ -30,7 +30,9 @@ def as_words(state):
 
 
 def test_a_new_state_starts_at_the_initial_step_or_the_middle():
-    state = AdaptiveState({"1": {"candidate_steps": [1, 3]}, "8": {"candidate_steps": [2, 4, 6]}}, 3)
+    state = AdaptiveState(
+        {"1": {"candidate_steps": [1, 3]}, "8": {"candidate_steps": [2, 4, 6]}}, 3
+    )
     first, second = state.slots
     assert (first.speculative_num_steps, first.ema_accept_len) == (3, 2.0)
     assert (second.speculative_num_steps, second.ema_accept_len) == (4, 3.0)
@@ -69,7 +71,9 @@ def test_loading_under_another_config_names_the_difference_and_changes_nothing()
     saved = AdaptiveState(CONFIG, 3).state_dict()
     other = AdaptiveState({**CONFIG, "ema_alpha": 0.5}, 3)
     before = as_words(other)
-    with pytest.raises(ValueError, match=r"slot 0 \(batch size 1\) has ema_alpha 0.2 there and 0.5 here"):
+    with pytest.raises(
+        ValueError, match=r"slot 0 \(batch size 1\) has ema_alpha 0.2 there and 0.5 here"
+    ):
         other.load_state_dict(saved)
     with pytest.raises(ValueError, match="another number of slots"):
         AdaptiveState({"1": {"candidate_steps": [1]}}, 1).load_state_dict(saved)
@@ -79,6 +83,17 @@ def test_loading_under_another_config_names_the_difference_and_changes_nothing()
     with pytest.raises(ValueError, match="another state layout"):
         AdaptiveState(CONFIG, 3).load_state_dict(saved)
     assert torch.equal(other.tensor, before)
+
+
+@pytest.mark.parametrize("ring_depth", [0, -8, 4, 12])
+def test_an_op_refuses_a_state_whose_header_would_send_it_outside_the_ring(ring_depth):
+    state = AdaptiveState(CONFIG, 3)
+    state._header["ring_depth"] = ring_depth
+    before, ring = as_words(state), state.ring.tensor.clone()
+    with pytest.raises(ValueError, match="ring depth that is not a power of two"):
+        observe(state, [1])
+    assert torch.equal(state.tensor, before)
+    assert torch.equal(state.ring.tensor, ring)
 
 
 def test_state_dict_is_a_copy():
@@ -95,7 +110,12 @@ def test_only_the_cpu_is_offered():
 
 def test_on_verify_complete_returns_the_new_step_only_on_change():
     state = AdaptiveState(
-        {"1": {"candidate_steps": [1, 3]}, "ema_alpha": 1, "warmup_batches": 0, "update_interval": 1},
+        {
+            "1": {"candidate_steps": [1, 3]},
+            "ema_alpha": 1,
+            "warmup_batches": 0,
+            "update_interval": 1,
+        },
         3,
     )
     assert state.on_verify_complete([0], batch_size=1, executed_steps=3) == 1
@@ -127,7 +147,7 @@ SLOT = st.fixed_dictionaries(
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_the_state_equals_the_python_reference_bit_for_bit(data):
-    """Any config, any counts, stale and empty rounds: S, EMA bits, count, reason and return value."""
+    """Any config and counts, stale and empty rounds: S, EMA bits, count, reason, return value."""
     keys = sorted(data.draw(st.sets(st.sampled_from([1, 2, 5, 8, 32]), min_size=1, max_size=3)))
     config = {str(key): data.draw(SLOT) for key in keys}
     initial = data.draw(st.integers(0, 12))
@@ -148,9 +168,9 @@ def test_the_state_equals_the_python_reference_bit_for_bit(data):
         executed = steps if rng.random() < 0.9 else int(rng.choice(reference.candidate_steps))
         num_reqs = 0 if rng.random() < 0.05 else batch_size
         counts = rng.binomial(executed, bias, num_reqs).tolist()
-        assert state.on_verify_complete(counts, batch_size, executed) == reference.on_verify_complete(
+        assert state.on_verify_complete(
             counts, batch_size, executed
-        )
+        ) == reference.on_verify_complete(counts, batch_size, executed)
         slot = reference._route(batch_size)
         snapshot = state.slots[state.slot_for_batch(batch_size)]
         assert snapshot.ema_accept_len.hex() == slot.ema_accept_len.hex()

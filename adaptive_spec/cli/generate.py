@@ -1,0 +1,118 @@
+"""`adaptive-spec generate`: continue a prompt, showing which tokens were accepted drafts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.")],
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Model pair; default: the shipped one.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to add.")] = 128,
+    steps: Annotated[
+        int | None, typer.Option(min=0, max=64, help="Always draft this many tokens.")
+    ] = None,
+    no_speculation: Annotated[
+        bool, typer.Option("--no-speculation", help="Decode plainly; the same as --steps 0.")
+    ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Adaptive config; default: the built-in table."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")
+    ] = None,
+    show_drafts: Annotated[
+        bool | None,
+        typer.Option(
+            "--show-drafts/--plain",
+            help="Colour the prompt, accepted drafts and the target's own tokens; default: on a "
+            "terminal.",
+        ),
+    ] = None,
+) -> None:
+    """Continue PROMPT greedily, text on stdout as it comes, one line of figures on stderr."""
+    if no_speculation:
+        if steps:
+            raise ValueError(f"--no-speculation excludes --steps {steps}; give one of them")
+        steps = 0
+    if steps is not None and config is not None:
+        raise ValueError("--config chooses the steps adaptively, so it excludes fixed steps")
+    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    if not text:
+        raise ValueError("PROMPT: expected some text to continue, got none")
+
+    from adaptive_spec.demo.pair import open_pair, require
+
+    require("safetensors", "tokenizers")
+    import torch
+
+    from adaptive_spec.config import load_adaptive_config
+    from adaptive_spec.demo.origins import OriginTracker
+    from adaptive_spec.engine.engine import Engine
+    from adaptive_spec.state import AdaptiveState
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    policy = None
+    if steps is None:
+        table = load_adaptive_config(config)
+        first = table.slots[0].candidate_steps
+        policy = AdaptiveState(table, first[len(first) // 2])
+    pair = open_pair(model)
+    prompt_ids = pair.tokenizer.encode(text)
+    context = pair.target.config.max_position_embeddings
+    engine = Engine(
+        pair,
+        max_batch_size=1,
+        max_len=min(len(prompt_ids) + max_new_tokens, context),
+        policy=policy,
+        speculative_num_steps=steps,
+    )
+
+    # click takes colours out by itself where stdout is no terminal.
+    colour = show_drafts
+    coloured = sys.stdout.isatty() if show_drafts is None else show_drafts
+
+    def show(piece: str, **style: object) -> None:
+        typer.echo(typer.style(piece, **style) if coloured else piece, nl=False, color=colour)
+
+    start = time.perf_counter()
+    request = engine.submit(prompt_ids, max_new_tokens)
+    if coloured:
+        show(text, dim=True)
+    tracker, stream = OriginTracker(request), pair.tokenizer.stream()
+    rounds_at: dict[int, int] = {}
+    decode_seconds, decoded = 0.0, 0
+    while not request.finished:
+        report = engine.step()
+        if report.batch_size:
+            decode_seconds += report.seconds
+            decoded += report.emitted
+            used = report.speculative_num_steps
+            rounds_at[used] = rounds_at.get(used, 0) + 1
+        for token, accepted in tracker.update():
+            if piece := stream.push(token):
+                show(piece, fg="green" if accepted else "yellow", bold=accepted)
+    show(stream.finish())
+    typer.echo()
+    seconds = time.perf_counter() - start
+    shares = ", ".join(f"S={s} in {n}" for s, n in sorted(rounds_at.items()))
+    speed = decoded / decode_seconds if decode_seconds else 0.0
+    typer.echo(
+        f"{len(request.output_ids)} tokens in {seconds:.2f} s ({speed:.0f} tokens/s decoding), "
+        f"{request.num_rounds} rounds{f' ({shares})' if shares else ''}, "
+        f"{request.mean_accepted_drafts:.2f} drafts accepted per round, "
+        f"ended by {request.finish_reason.replace('_', ' ')}",
+        err=True,
+    )

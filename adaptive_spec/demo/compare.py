@@ -1,0 +1,108 @@
+"""Are the outputs of all modes the same, and is every difference a tie that rounding decided?
+
+In float32 the same logits come out a little different from matrix products of different shapes, so
+where the target's two best tokens are nearly equal two modes may go different ways, and stay apart
+from there. Each first difference is therefore judged by the target itself, in float64 and without
+a cache: both tokens must be within `MAX_TIE_GAP` of the best logit there. Anything else would be
+a token that greedy decoding cannot produce.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from adaptive_spec.engine.llama import LlamaForCausalLM
+    from adaptive_spec.engine.request import Request
+
+MAX_TIE_GAP = 1e-4
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token at which a mode left the reference's output."""
+
+    mode: str
+    phase: int
+    request: int  # within the phase
+    position: int  # within the output
+    reference_token: int
+    token: int
+    gap: float  # of the worse of the two to the best logit
+
+    @property
+    def is_tie(self) -> bool:
+        return self.gap < MAX_TIE_GAP
+
+
+@dataclass
+class Comparison:
+    """All requests of all modes against the reference mode's, over their common length."""
+
+    reference: str
+    num_outputs: int = 0
+    num_tokens: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def identical_share(self) -> float:
+        return 1 - len(self.differences) / self.num_outputs if self.num_outputs else 1.0
+
+    @property
+    def lossless(self) -> bool:
+        return all(difference.is_tie for difference in self.differences)
+
+
+class TieJudge:
+    """Asks the target in float64 how close tokens are to its choice."""
+
+    def __init__(self, target: LlamaForCausalLM) -> None:
+        self._target = copy.deepcopy(target).double()
+
+    @torch.inference_mode()
+    def gap(self, token_ids: Sequence[int], tokens: Sequence[int]) -> float:
+        """How far the worst of ``tokens`` lies below the best logit after ``token_ids``."""
+        ids = torch.tensor([list(token_ids)])
+        hidden = self._target(ids, torch.arange(ids.size(1)).unsqueeze(0))
+        logits = self._target.logits(hidden[0, -1])
+        return float(logits.max() - logits[list(tokens)].min())
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Index of the first unequal element within the common length."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+
+
+def compare_outputs(
+    outputs: dict[str, list[list[Request]]], reference: str, judge: TieJudge
+) -> Comparison:
+    """Compare every mode in ``outputs`` (by phase, then request) with the mode ``reference``.
+
+    Modes are at different places when a phase ends, so the last requests have unequal lengths and
+    are compared as far as both got.
+    """
+    comparison = Comparison(reference)
+    for mode, phases in outputs.items():
+        if mode == reference:
+            continue
+        for phase, requests in enumerate(phases):
+            pairs = zip(outputs[reference][phase], requests, strict=False)
+            for index, (expected, got) in enumerate(pairs):
+                want, have = expected.output_ids, got.output_ids
+                position = first_difference(want, have)
+                comparison.num_outputs += 1
+                if position is None:
+                    comparison.num_tokens += min(len(want), len(have))
+                    continue
+                comparison.num_tokens += position
+                tokens = (want[position], have[position])
+                gap = judge.gap(expected.prompt_ids + want[:position], tokens)
+                comparison.differences.append(
+                    Difference(mode, phase, index, position, *tokens, gap)
+                )
+    return comparison

@@ -1,0 +1,372 @@
+"""The engine: text or tokens in, text or tokens out, many requests at a time.
+
+Requests join and leave between decode rounds. Output is greedy and lossless: whatever the draft
+proposes and however S changes, a request's tokens are those of plain greedy decoding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adaptive_spec.controller import AdaptiveController, AdaptiveSpecPolicy
+from adaptive_spec.engine.loading import ModelPair
+from adaptive_spec.engine.request import Limits, Request
+from adaptive_spec.engine.scheduler import Scheduler
+from adaptive_spec.workers import DecodeResult, EagleWorker, SpecOptions
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What one `Engine.step` did. Without a decode round, batch_size is 0."""
+
+    round: int  # decode rounds before this one
+    batch_size: int
+    padded_batch_size: int
+    speculative_num_steps: int
+    accepted: list[int]  # accepted drafts of each request, bonus excluded
+    emitted: int  # tokens the round added to requests, after their limits
+    seconds: float  # of the decode round
+    num_joined: int  # requests that joined before it, each with its first token
+    join_seconds: float
+
+
+class Engine:
+    """Serves a pair of models on one machine.
+
+    Args:
+        pair: target, draft and tokenizer (`load_pair`, `random_pair`).
+        max_batch_size: most requests that run at a time; the others wait.
+        max_len: most tokens of a request, prompt and output.
+        policy: chooses the draft steps S: `AdaptiveState` or `AdaptiveSpeculativeParams`.
+        speculative_num_steps: without a policy, the fixed S; 0 (the default) decodes plainly, with
+            no draft work at all. With a policy, the S it was told to start with.
+        cuda_graph_bs, skip_draft_at_zero, options, strict: see `EagleWorker`.
+
+    Raises TypeError or ValueError naming a bad argument.
+    """
+
+    def __init__(
+        self,
+        pair: ModelPair,
+        *,
+        max_batch_size: int,
+        max_len: int,
+        policy: AdaptiveSpecPolicy | None = None,
+        speculative_num_steps: int | None = None,
+        cuda_graph_bs: Sequence[int] | None = None,
+        skip_draft_at_zero: bool = False,
+        options: SpecOptions | None = None,
+        strict: bool = False,
+    ) -> None:
+        plain = policy is None and not speculative_num_steps
+        self.pair = pair
+        self.worker = EagleWorker(
+            pair.target,
+            None if plain else pair.draft,
+            max_batch_size=max_batch_size,
+            max_len=max_len,
+            policy=policy,
+            speculative_num_steps=speculative_num_steps,
+            cuda_graph_bs=cuda_graph_bs,
+            skip_draft_at_zero=skip_draft_at_zero,
+            options=options,
+            strict=strict,
+        )
+        self.max_len = max_len
+        self.num_rounds = 0
+        self._scheduler = Scheduler(max_batch_size)
+        self._num_submitted = 0
+        self._stepping = False
+
+    @property
+    def controller(self) -> AdaptiveController | None:
+        return self.worker.controller
+
+    @property
+    def running(self) -> list[Request]:
+        """The requests that take part in the next round, by row."""
+        return list(self._scheduler.running)
+
+    @property
+    def waiting(self) -> list[Request]:
+        return list(self._scheduler.waiting)
+
+    @property
+    def idle(self) -> bool:
+        return not self._scheduler.has_work
+
+    def status(self) -> dict[str, Any]:
+        """The worker's status and the queue's."""
+        return self.worker.status() | {
+            "num_rounds": self.num_rounds,
+            "num_running": len(self._scheduler.running),
+            "num_waiting": len(self._scheduler.waiting),
+        }
+
+    # Requests.
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        max_new_tokens: int,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        stop_strings: Sequence[str] = (),
+        ignore_eos: bool = False,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Request:
+        """Queue a prompt (text or token ids). It joins a coming round and ends at its limits.
+
+        The pair's end-of-text tokens are stop tokens unless ``ignore_eos``. A request also ends
+        ("length") where prompt and output reach the engine's max_len. ``on_text`` is called at the
+        end of a step with the text that the step released: whole characters, never part of a stop
+        string. Raises TypeError or ValueError naming the argument; then nothing was queued.
+        """
+        request = self._make_request(
+            prompt, max_new_tokens, stop_token_ids, stop_strings, ignore_eos, on_text
+        )
+        self._scheduler.waiting.append(request)
+        return request
+
+    def abort(self, request: Request) -> None:
+        """End a request now, wherever it is; a finished one is left alone."""
+        if request.finished:
+            return
+        self._take_out(request)
+        piece = request.abort()
+        if piece and request.on_text is not None:
+            request.on_text(piece)
+
+    def retract(self, request: Request) -> None:
+        """Take a running request out of its row and put it at the head of the queue.
+
+        When it joins again, its tokens are run through the models again; its output is unaffected.
+        """
+        if request not in self._scheduler.running:
+            raise ValueError(f"request: {request.id} is not running")
+        self._take_out(request)
+        self._scheduler.waiting.appendleft(request)
+
+    # Running.
+
+    def step(self) -> RoundReport:
+        """Let waiting requests join, run one decode round, let finished requests leave.
+
+        Text callbacks run last. If one raises, the others still run and the first error is raised
+        then; the engine is intact.
+        """
+        if self._stepping:
+            # Text of an inner step would overtake what this one still has to hand out.
+            raise RuntimeError("step: called from a text callback of a step")
+        self._stepping = True
+        pieces: list[tuple[Request, str]] = []
+        try:
+            try:
+                return self._step(pieces)
+            finally:
+                self._deliver(pieces)
+        finally:
+            self._stepping = False
+
+    def run(self) -> list[RoundReport]:
+        """Step until no request is left."""
+        reports = []
+        while not self.idle:
+            reports.append(self.step())
+        return reports
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        max_new_tokens: int,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        stop_strings: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> list[Request]:
+        """Submit all prompts and step until they are done; the finished requests, in order."""
+        requests = [
+            self._make_request(
+                prompt, max_new_tokens, stop_token_ids, stop_strings, ignore_eos, None
+            )
+            for prompt in prompts
+        ]
+        self._scheduler.waiting.extend(requests)
+        try:
+            while not all(request.finished for request in requests):
+                self.step()
+        finally:
+            for request in requests:
+                self.abort(request)
+        return requests
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        max_new_tokens: int,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        stop_strings: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Iterator[str]:
+        """Submit a prompt and yield its text as it comes. Closing the iterator aborts the request.
+
+        Arguments are checked by the call itself, not at the first piece.
+        """
+        pieces: deque[str] = deque()
+        request = self.submit(
+            prompt,
+            max_new_tokens,
+            stop_token_ids=stop_token_ids,
+            stop_strings=stop_strings,
+            ignore_eos=ignore_eos,
+            on_text=pieces.append,
+        )
+        return self._stream(request, pieces)
+
+    def _stream(self, request: Request, pieces: deque[str]) -> Iterator[str]:
+        try:
+            while not request.finished:
+                self.step()
+                while pieces:
+                    yield pieces.popleft()
+        finally:
+            self.abort(request)
+
+    def _make_request(
+        self,
+        prompt: str | Sequence[int],
+        max_new_tokens: int,
+        stop_token_ids: Sequence[int],
+        stop_strings: Sequence[str],
+        ignore_eos: bool,
+        on_text: Callable[[str], None] | None,
+    ) -> Request:
+        tokenizer = self.pair.tokenizer
+        if tokenizer is None:
+            for name, value in (("stop_strings", stop_strings), ("on_text", on_text)):
+                if value:
+                    raise ValueError(f"{name}: the engine's models have no tokenizer")
+        ids = self._check_prompt(prompt)
+        if not ignore_eos:
+            stop_token_ids = (*stop_token_ids, *self.pair.eos_token_ids)
+        limits = Limits.of(max_new_tokens, stop_token_ids, stop_strings)
+        room = self.max_len - len(ids)
+        if limits.max_new_tokens > room:
+            limits = Limits(room, limits.stop_token_ids, limits.stop_strings)
+        request = Request(self._num_submitted, ids, limits, tokenizer, on_text)
+        self._num_submitted += 1
+        return request
+
+    def _check_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            if self.pair.tokenizer is None:
+                raise ValueError("prompt: the engine's models have no tokenizer; pass token ids")
+            ids = self.pair.tokenizer.encode(prompt)
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise ValueError("prompt: expected at least one token, got none")
+        if len(ids) >= self.max_len:
+            raise ValueError(
+                f"prompt: expected fewer than {self.max_len} tokens (max_len), got {len(ids)}"
+            )
+        vocab_size = self.pair.target.config.vocab_size
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise TypeError(f"prompt: expected integer token ids, got {token!r}")
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"prompt: expected token ids 0 to {vocab_size - 1}, got {token}")
+        return ids
+
+    def _step(self, pieces: list[tuple[Request, str]]) -> RoundReport:
+        start = time.perf_counter()
+        num_joined = self._let_join(pieces)
+        joined = time.perf_counter()
+        if not self._scheduler.running:
+            return RoundReport(
+                round=self.num_rounds,
+                batch_size=0,
+                padded_batch_size=0,
+                speculative_num_steps=self.worker.speculative_num_steps,
+                accepted=[],
+                emitted=0,
+                seconds=0.0,
+                num_joined=num_joined,
+                join_seconds=joined - start,
+            )
+        result = self.worker.decode()
+        seconds = time.perf_counter() - joined
+        emitted = self._take(result, pieces)
+        self.num_rounds += 1
+        return RoundReport(
+            round=self.num_rounds - 1,
+            batch_size=result.batch_size,
+            padded_batch_size=result.padded_batch_size,
+            speculative_num_steps=result.speculative_num_steps,
+            accepted=result.num_correct_drafts,
+            emitted=emitted,
+            seconds=seconds,
+            num_joined=num_joined,
+            join_seconds=joined - start,
+        )
+
+    def _let_join(self, pieces: list[tuple[Request, str]]) -> int:
+        num_joined = 0
+        while (request := self._scheduler.next_to_join()) is not None:
+            # A retracted request comes back with the tokens it already has.
+            token = self.worker.add_row(request.token_ids)
+            self._scheduler.join()
+            num_joined += 1
+            _, piece = request.take([token])
+            pieces.append((request, piece))
+            if request.finished:
+                self._leave(len(self._scheduler.running) - 1)
+        return num_joined
+
+    def _take(self, result: DecodeResult, pieces: list[tuple[Request, str]]) -> int:
+        emitted = 0
+        running = self._scheduler.running
+        rows = zip(running, result.num_correct_drafts, result.tokens, strict=True)
+        for request, num_correct, tokens in rows:
+            request.num_rounds += 1
+            request.num_proposed_drafts += result.speculative_num_steps
+            request.num_correct_drafts += num_correct
+            taken, piece = request.take(tokens)
+            emitted += taken
+            pieces.append((request, piece))
+        # From the last row down: what moves into a freed row has been looked at already.
+        for row in range(len(running) - 1, -1, -1):
+            if running[row].finished:
+                self._leave(row)
+        return emitted
+
+    def _leave(self, row: int) -> None:
+        self.worker.remove_row(row)
+        self._scheduler.leave(row)
+
+    def _take_out(self, request: Request) -> None:
+        scheduler = self._scheduler
+        if request in scheduler.running:
+            self._leave(scheduler.running.index(request))
+        elif request in scheduler.waiting:
+            scheduler.waiting.remove(request)
+        else:
+            raise ValueError(f"request: {request.id} was not submitted to this engine")
+
+    def _deliver(self, pieces: list[tuple[Request, str]]) -> None:
+        first_error: BaseException | None = None
+        for request, piece in pieces:
+            # A callback may have aborted another request of the same step.
+            if not piece or request.on_text is None or request.finish_reason == "abort":
+                continue
+            try:
+                request.on_text(piece)
+            except Exception as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error

@@ -1,0 +1,149 @@
+"""Whatever S does, a request's tokens are those of plain greedy decoding.
+
+In float64: differently shaped matrix products differ by rounding, which in float32 can flip a near
+tie between two tokens.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import adaptive_spec
+from adaptive_spec import AdaptiveSpeculativeParams
+from adaptive_spec.engine import Engine, load_pair
+from adaptive_spec.state import AdaptiveState
+from adaptive_spec.testing.models import agreeing_pair, greedy_reference
+
+TINY_PAIR = Path(adaptive_spec.__file__).parent / "tiny_pair"
+
+# Decides every round or two, so that a run of some hundred rounds sees every S at every batch size.
+CONFIG = {
+    "update_interval": 2,
+    "warmup_batches": 0,
+    "ema_alpha": 0.6,
+    "1": {"candidate_steps": [0, 1, 3, 7]},
+    "4": {"candidate_steps": [0, 2, 5]},
+    "9": {"candidate_steps": [0, 1]},
+}
+POLICIES = {"host": AdaptiveSpeculativeParams, "device": AdaptiveState}
+
+
+def make_policy(kind):
+    if kind == "host":
+        return AdaptiveSpeculativeParams(0, CONFIG)
+    return AdaptiveState(CONFIG, 0)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return agreeing_pair(0.3)
+
+
+@pytest.fixture(scope="module")
+def workload(pair):
+    """(prompt, max_new_tokens, expected tokens) for 200 requests."""
+    rng = random.Random(0)
+    requests = []
+    for _ in range(200):
+        prompt = [rng.randrange(64) for _ in range(rng.randint(1, 12))]
+        length = rng.randint(1, 22)
+        requests.append((prompt, length, greedy_reference(pair.target, prompt, length)))
+    return requests
+
+
+def serve(engine, workload, seed):
+    """Submit at random times, also retracting running requests; the finished requests in order."""
+    rng = random.Random(seed)
+    todo = list(workload)
+    requests, reports = [], []
+    while todo or not engine.idle:
+        # Bursts and quiet spells, so that the batch size wanders over all slots.
+        for _ in range(rng.choice([0, 0, 0, 1, 3, 9]) if len(engine.waiting) < 4 else 0):
+            if todo:
+                prompt, length, _ = todo.pop(0)
+                requests.append(engine.submit(prompt, length))
+        if engine.running and rng.random() < 0.1:
+            engine.retract(rng.choice(engine.running))
+        reports.append(engine.step())
+    return requests, reports
+
+
+@pytest.mark.parametrize("cuda_graph_bs", [None, [1, 2, 4, 8, 12]], ids=["eager", "graphs"])
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_adaptive_output_is_that_of_plain_greedy_decoding(pair, workload, kind, cuda_graph_bs):
+    engine = Engine(
+        pair,
+        max_batch_size=12,
+        max_len=48,
+        policy=make_policy(kind),
+        cuda_graph_bs=cuda_graph_bs,
+    )
+    requests, reports = serve(engine, workload, seed=1)
+
+    assert [r.output_ids for r in requests] == [expected for _, _, expected in workload]
+    rounds = [r for r in reports if r.batch_size]
+    steps = {r.speculative_num_steps for r in rounds}
+    assert steps >= {0, 1, 2, 3}, "the run did not exercise enough values of S"
+    assert {r.batch_size for r in rounds} >= {1, 4, 9, 12}
+    zeros = [r.speculative_num_steps == 0 for r in rounds]
+    assert any(a and not b for a, b in zip(zeros, zeros[1:], strict=False)), "never left S = 0"
+    assert sum(sum(r.accepted) for r in rounds) > 100, "too few drafts were accepted"
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_static_output_is_that_of_plain_greedy_decoding(pair, workload, steps):
+    engine = Engine(pair, max_batch_size=5, max_len=48, speculative_num_steps=steps)
+    requests, _ = serve(engine, workload[:60], seed=2)
+    assert [r.output_ids for r in requests] == [expected for _, _, expected in workload[:60]]
+
+
+def test_host_and_device_policies_graphs_and_eager_decide_alike(pair, workload):
+    sizes = list(range(1, 13))  # every size, so that padding does not change the routing
+    runs = {}
+    for kind in POLICIES:
+        for graphs in (None, sizes):
+            engine = Engine(
+                pair, max_batch_size=12, max_len=48, policy=make_policy(kind), cuda_graph_bs=graphs
+            )
+            _, reports = serve(engine, workload[:80], seed=3)
+            rounds = [(r.batch_size, r.speculative_num_steps, r.accepted) for r in reports]
+            runs[kind, graphs is not None] = rounds
+    reference = runs.pop(("host", False))
+    assert len({steps for _, steps, _ in reference}) > 3
+    for name, rounds in runs.items():
+        assert rounds == reference, f"{name} decided differently from the host policy, eager"
+
+
+def test_a_run_can_be_repeated_exactly(pair, workload):
+    runs = []
+    for _ in range(2):
+        policy = make_policy("device")
+        engine = Engine(pair, max_batch_size=12, max_len=48, policy=policy)
+        _, reports = serve(engine, workload[:40], seed=4)
+        runs.append(([r.speculative_num_steps for r in reports], policy.tensor.tolist()))
+    assert runs[0] == runs[1]
+
+
+def test_plain_decoding_does_no_draft_work(pair, monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError("the draft ran although nothing speculates")
+
+    monkeypatch.setattr(pair.draft, "forward", fail)
+    engine = Engine(pair, max_batch_size=2, max_len=48)
+    (request,) = engine.generate([[1, 2, 3]], 8)
+    assert request.output_ids == greedy_reference(pair.target, [1, 2, 3], 8)
+    assert len(engine.worker.caches) == 1
+
+
+def test_the_shipped_pair_is_lossless_too():
+    shipped = load_pair(TINY_PAIR, dtype=torch.float64)
+    texts = ("def read(self, size=-1):\n    ", "The module provides", "for i in range(")
+    prompts = [shipped.tokenizer.encode(text) for text in texts]
+    policy = AdaptiveState({"update_interval": 1, "1": {"candidate_steps": [0, 2, 7]}}, 7)
+    engine = Engine(shipped, max_batch_size=2, max_len=64, policy=policy)
+    requests = engine.generate(prompts, 10, ignore_eos=True)
+    for prompt, request in zip(prompts, requests, strict=True):
+        assert request.output_ids == greedy_reference(shipped.target, prompt, 10)
+    assert sum(request.num_correct_drafts for request in requests) > 0

@@ -1,0 +1,284 @@
+"""The engine as a user meets it: limits, text, joining and leaving, and arguments it refuses."""
+
+import codecs
+
+import pytest
+
+from adaptive_spec.engine import Engine
+from adaptive_spec.state import AdaptiveState
+from adaptive_spec.testing.byte_tokenizer import byte_tokenizer
+from adaptive_spec.testing.models import agreeing_pair, greedy_reference
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return agreeing_pair(0.3, vocab_size=256, tokenizer=byte_tokenizer())
+
+
+def make_engine(pair, **keywords):
+    keywords = {"max_batch_size": 4, "max_len": 64, "speculative_num_steps": 5} | keywords
+    return Engine(pair, **keywords)
+
+
+def reference(pair, prompt, length):
+    return greedy_reference(pair.target, prompt, length)
+
+
+# Limits.
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_a_request_ends_at_its_length(pair, length):
+    (request,) = make_engine(pair).generate([[1, 2, 3]], length)
+    assert request.output_ids == reference(pair, [1, 2, 3], length)
+    assert request.finish_reason == "length"
+
+
+def test_a_request_ends_where_the_engine_does(pair):
+    (request,) = make_engine(pair, max_len=20).generate([[1, 2, 3]], 1000)
+    assert request.output_ids == reference(pair, [1, 2, 3], 17)
+    assert request.finish_reason == "length"
+
+
+@pytest.mark.parametrize("index", [0, 1, 5])
+def test_a_stop_token_ends_the_request_wherever_it_falls_in_a_round(pair, index):
+    tokens = reference(pair, [9, 8], 12)
+    stop = tokens[index]
+    end = tokens.index(stop) + 1
+    (request,) = make_engine(pair).generate([[9, 8]], 12, stop_token_ids=[stop])
+    assert request.output_ids == tokens[:end]
+    assert request.finish_reason == "stop_token"
+    assert request.text == pair.tokenizer.decode(tokens[: end - 1])
+
+
+def test_end_of_text_stops_unless_ignored(pair):
+    tokens = reference(pair, [9, 8], 6)
+    engine = make_engine(pair)
+    pair.eos_token_ids = (tokens[2],)
+    try:
+        (stopped,) = engine.generate([[9, 8]], 6)
+        (ignoring,) = engine.generate([[9, 8]], 6, ignore_eos=True)
+    finally:
+        pair.eos_token_ids = ()
+    assert stopped.output_ids == tokens[: tokens.index(tokens[2]) + 1]
+    assert ignoring.output_ids == tokens
+
+
+def prompt_with_ascii_output(pair):
+    """A prompt whose output holds two neighbouring tokens that are ASCII, not at its beginning."""
+    for first in range(256):
+        tokens = reference(pair, [first, 3], 14)
+        for index in range(2, 13):
+            a, b = tokens[index], tokens[index + 1]
+            text = pair.tokenizer.decode(tokens[: index + 2])
+            if 32 <= a < 127 and 32 <= b < 127 and text.find(chr(a) + chr(b)) == len(text) - 2:
+                return [first, 3], tokens, index
+    raise AssertionError("no such prompt")
+
+
+def test_a_stop_string_across_two_tokens_ends_text_and_request(pair):
+    prompt, tokens, index = prompt_with_ascii_output(pair)
+    stop = chr(tokens[index]) + chr(tokens[index + 1])
+    pieces = []
+    engine = make_engine(pair)
+    request = engine.submit(prompt, 14, stop_strings=[stop], on_text=pieces.append)
+    engine.run()
+    assert request.finish_reason == "stop_string"
+    assert request.output_ids == tokens[: index + 2]
+    assert request.text == "".join(pieces) == pair.tokenizer.decode(tokens[:index])
+
+
+# Text.
+
+
+def test_streamed_text_is_whole_characters_and_adds_up(pair):
+    engine = make_engine(pair)
+    for first in range(0, 256, 32):
+        pieces = list(engine.stream([first, 200], 30))
+        expected = pair.tokenizer.decode(reference(pair, [first, 200], 30))
+        assert "".join(pieces) == expected
+        for piece in pieces:
+            assert piece
+            codecs.encode(piece, "utf-8")
+
+
+def test_closing_a_stream_aborts_its_request(pair):
+    engine = make_engine(pair)
+    stream = engine.stream([1, 2, 3], 50)
+    next(stream)
+    stream.close()
+    assert engine.idle
+    assert engine.worker.num_reqs == 0
+
+
+def test_a_text_prompt_is_encoded(pair):
+    (request,) = make_engine(pair).generate(["hé"], 4)
+    assert request.prompt_ids == list("hé".encode())
+    assert request.text == pair.tokenizer.decode(request.output_ids)
+
+
+def test_a_raising_callback_spares_the_other_requests(pair):
+    engine = make_engine(pair)
+
+    def fail(piece):
+        raise OSError("the client has gone")
+
+    seen = []
+    bad = engine.submit([1], 10, on_text=fail)
+    good = engine.submit([2], 10, on_text=seen.append)
+    while not engine.idle:
+        try:
+            engine.step()
+        except OSError:
+            engine.abort(bad)
+    assert bad.finish_reason == "abort"
+    assert good.output_ids == reference(pair, [2], 10)
+    assert "".join(seen) == good.text
+
+
+def test_a_callback_may_submit_and_abort_but_not_step(pair):
+    engine = make_engine(pair)
+    followers, errors = [], []
+
+    def on_text(piece):
+        engine.abort(victim)
+        if not followers:
+            followers.append(engine.submit([7], 5))
+        try:
+            engine.step()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    engine.submit(list(b"ab"), 12, on_text=on_text)
+    victim = engine.submit([5], 40)
+    engine.run()
+    assert victim.finish_reason == "abort"
+    assert followers[0].output_ids == reference(pair, [7], 5)
+    assert errors and "callback" in errors[0]
+
+
+# Joining and leaving.
+
+
+def test_waiting_requests_join_in_order_as_rows_become_free(pair):
+    engine = make_engine(pair, max_batch_size=2)
+    requests = [engine.submit([i], 3 + i) for i in range(1, 6)]
+    first = engine.step()
+    assert engine.running == requests[:2] or requests[0].finished
+    assert first.num_joined >= 2
+    engine.run()
+    for i, request in enumerate(requests, 1):
+        assert request.output_ids == reference(pair, [i], 3 + i)
+    assert engine.worker.num_reqs == 0
+
+
+@pytest.mark.parametrize("cuda_graph_bs", [None, [4]], ids=["eager", "graphs"])
+def test_abort_between_rounds_leaves_the_others_as_they_were(pair, cuda_graph_bs):
+    engine = make_engine(pair, cuda_graph_bs=cuda_graph_bs)
+    requests = [engine.submit([i, 3], 30) for i in range(6)]
+    engine.step()
+    engine.abort(requests[1])  # running
+    engine.abort(requests[5])  # waiting
+    engine.abort(requests[5])  # again: nothing
+    engine.run()
+    for i in (0, 2, 3, 4):
+        assert requests[i].output_ids == reference(pair, [i, 3], 30)
+    for i in (1, 5):
+        assert requests[i].finish_reason == "abort"
+        kept = requests[i].output_ids
+        assert kept == reference(pair, [i, 3], 30)[: len(kept)]
+
+
+def test_a_retracted_request_comes_back_to_the_same_output(pair):
+    engine = make_engine(pair, max_batch_size=2)
+    requests = [engine.submit([i, 4], 25) for i in range(4)]
+    engine.step()
+    engine.retract(requests[0])
+    assert engine.waiting[0] is requests[0]
+    with pytest.raises(ValueError, match="not running"):
+        engine.retract(requests[0])
+    engine.run()
+    for i, request in enumerate(requests):
+        assert request.output_ids == reference(pair, [i, 4], 25)
+
+
+def test_reports_and_counters_add_up(pair):
+    engine = make_engine(pair)
+    requests = [engine.submit([i], 9) for i in range(3)]
+    reports = engine.run()
+    rounds = [report for report in reports if report.batch_size]
+    assert [report.round for report in rounds] == list(range(len(rounds)))
+    assert sum(r.num_joined for r in reports) == 3
+    assert sum(r.emitted for r in reports) + 3 == sum(len(r.output_ids) for r in requests) == 27
+    assert sum(sum(r.accepted) for r in rounds) == sum(r.num_correct_drafts for r in requests)
+    for request in requests:
+        assert request.num_proposed_drafts == 5 * request.num_rounds
+        assert request.accept_rate == request.num_correct_drafts / request.num_proposed_drafts
+        assert request.mean_accepted_drafts == request.num_correct_drafts / request.num_rounds
+    empty = engine.step()
+    assert (empty.batch_size, empty.emitted, empty.accepted) == (0, 0, [])
+
+
+def test_status_says_what_runs(pair):
+    policy = AdaptiveState({"1": {"candidate_steps": [1, 3]}}, 3)
+    engine = Engine(pair, max_batch_size=2, max_len=64, policy=policy, speculative_num_steps=3)
+    engine.submit([1], 20)
+    engine.step()
+    status = engine.status()
+    assert status["adaptive"] is True
+    assert (status["num_running"], status["num_waiting"], status["num_rounds"]) == (1, 0, 1)
+    assert status["controller"]["active_steps"] == status["speculative_num_steps"]
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"prompt": []}, ValueError, "prompt: expected at least one token"),
+        ({"prompt": ""}, ValueError, "prompt: expected at least one token"),
+        ({"prompt": [256]}, ValueError, "prompt: expected token ids 0 to 255, got 256"),
+        ({"prompt": [-1]}, ValueError, "prompt"),
+        ({"prompt": [1.0]}, TypeError, "prompt"),
+        ({"prompt": [True]}, TypeError, "prompt"),
+        ({"prompt": [1] * 64}, ValueError, "prompt: expected fewer than 64 tokens"),
+        ({"max_new_tokens": 0}, ValueError, "max_new_tokens"),
+        ({"max_new_tokens": True}, TypeError, "max_new_tokens"),
+        ({"max_new_tokens": 1.5}, TypeError, "max_new_tokens"),
+        ({"stop_token_ids": ["a"]}, TypeError, "stop_token_ids"),
+        ({"stop_strings": "END"}, TypeError, "stop_strings"),
+        ({"stop_strings": [""]}, ValueError, "stop_strings"),
+        ({"stop_strings": [1]}, TypeError, "stop_strings"),
+    ],
+)
+def test_a_bad_request_is_refused_before_anything_is_queued(pair, arguments, error, text):
+    engine = make_engine(pair)
+    arguments = {"prompt": [1], "max_new_tokens": 4} | arguments
+    with pytest.raises(error, match=text):
+        engine.submit(**arguments)
+    with pytest.raises(error, match=text):
+        engine.stream(**arguments)
+    prompts = [[1], arguments.pop("prompt")]
+    with pytest.raises(error, match=text):
+        engine.generate(prompts, **arguments)
+    assert engine.idle
+
+
+def test_text_needs_a_tokenizer():
+    engine = make_engine(agreeing_pair(0.3))
+    with pytest.raises(ValueError, match="prompt: .* no tokenizer"):
+        engine.submit("text", 4)
+    with pytest.raises(ValueError, match="stop_strings: .* no tokenizer"):
+        engine.submit([1], 4, stop_strings=["a"])
+    with pytest.raises(ValueError, match="on_text: .* no tokenizer"):
+        engine.stream([1], 4)
+    (request,) = engine.generate([[1]], 4)
+    with pytest.raises(ValueError, match="no tokenizer"):
+        request.text  # noqa: B018
+
+
+def test_requests_of_another_engine_are_refused(pair):
+    request = make_engine(pair).submit([1], 4)
+    with pytest.raises(ValueError, match="not submitted to this engine"):
+        make_engine(pair).abort(request)

@@ -1,0 +1,244 @@
+"""Prepared callables: shared buffers, captures, pruning, and what happens where none exists."""
+
+import pytest
+import torch
+
+from adaptive_spec.graphs import (
+    DecodeBuffers,
+    GraphTable,
+    PreparedCallable,
+    RoundFrame,
+    SpecRuntimeState,
+    check_states_cover_routing,
+)
+from adaptive_spec.state import AdaptiveState
+from adaptive_spec.testing.models import agreeing_pair
+from adaptive_spec.workers import EagleWorker
+
+THREE_SLOTS = {
+    "1": {"candidate_steps": [1, 3, 7]},
+    "8": {"candidate_steps": [1, 3]},
+    "32": {"candidate_steps": [1]},
+}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return agreeing_pair(0.5)
+
+
+def make_worker(pair, config=THREE_SLOTS, initial=3, **keywords):
+    keywords = {"max_batch_size": 4, "max_len": 64} | keywords
+    return EagleWorker(pair.target, pair.draft, policy=AdaptiveState(config, initial), **keywords)
+
+
+def fill_rows(worker, prompts=((1, 2, 3), (4, 5), (6,))):
+    for prompt in prompts:
+        worker.add_row(list(prompt))
+    return worker
+
+
+def test_shared_buffers_hold_the_largest_step_at_the_largest_batch(pair):
+    # The buffers must not be sized by the initial step: 32 * 4 rows cannot hold S = 7.
+    worker = make_worker(
+        pair, {"1": {"candidate_steps": [1, 3, 7]}}, max_batch_size=32, cuda_graph_bs=[32]
+    )
+    assert worker.speculative_num_steps == 3
+    assert worker.buffers.logits.size(0) == worker.buffers.hidden.size(0) == 32 * 8 == 256
+    assert worker.buffers.input_ids.shape == worker.buffers.output_token_ids.shape == (32, 8)
+    assert worker.controller.states[7].captured_batch_sizes == [32]
+
+
+def test_frames_are_views_with_the_buffers_row_stride():
+    buffers = DecodeBuffers.allocate(4, 7, 8, 16, dtype=torch.float64)
+    frame = RoundFrame.of(buffers, 3, 2)
+    assert frame.input_ids.shape == (2, 4)
+    assert frame.input_ids.stride() == (8, 1)
+    assert frame.draft_tokens.shape == (2, 3)
+    assert frame.logits.shape == (2, 4, 16)
+    assert frame.logits.is_contiguous()
+    for name in ("input_ids", "positions", "logits", "hidden", "seq_lens", "draft_hidden"):
+        base = getattr(buffers, name).untyped_storage().data_ptr()
+        assert getattr(frame, name).untyped_storage().data_ptr() == base, name
+
+
+@pytest.mark.parametrize(("steps", "batch_size"), [(8, 1), (-1, 1), (1, 5), (1, 0)])
+def test_a_frame_outside_the_buffers_is_refused(steps, batch_size):
+    buffers = DecodeBuffers.allocate(4, 7, 8, 16, dtype=torch.float64)
+    with pytest.raises(ValueError, match="the buffers hold"):
+        RoundFrame.of(buffers, steps, batch_size)
+
+
+def test_captures_are_pruned_to_the_sizes_whose_slot_can_choose_the_step(pair):
+    worker = make_worker(pair, max_batch_size=32, cuda_graph_bs=[4, 8, 16, 32])
+    report = worker.capture_report
+    assert report.batch_sizes == {1: [4, 8, 16, 32], 3: [4, 8, 16], 7: [4]}
+    assert report.captured_pairs == 3 + 2 + 2 + 1
+    assert report.full_pairs == 12
+    assert 0 < report.captured_bytes < report.full_bytes
+    assert worker.status()["captured_batch_sizes"][7] == [4]
+    assert worker.status()["unpruned_bytes"] == report.full_bytes
+
+
+def test_captures_run_from_the_largest_batch_to_the_smallest(pair, monkeypatch):
+    order = []
+    capture = PreparedCallable.capture.__func__
+
+    def record(cls, stage, frame, kv_len, num_bytes):
+        order.append((frame.speculative_num_steps, frame.batch_size))
+        return capture(cls, stage, frame, kv_len, num_bytes)
+
+    monkeypatch.setattr(PreparedCallable, "capture", classmethod(record))
+    make_worker(pair, {"1": {"candidate_steps": [1, 2]}}, initial=1, cuda_graph_bs=[1, 4, 2])
+    assert list(dict.fromkeys(order)) == [(2, 4), (2, 2), (2, 1), (1, 4), (1, 2), (1, 1)]
+
+
+def test_an_empty_pruned_list_captures_nothing_and_the_step_still_runs(pair, monkeypatch):
+    captured = []
+    capture = GraphTable.capture
+
+    def record(self, frame, kv_len, num_bytes):
+        captured.append((frame.speculative_num_steps, frame.batch_size))
+        capture(self, frame, kv_len, num_bytes)
+
+    monkeypatch.setattr(GraphTable, "capture", record)
+    worker = make_worker(pair, max_batch_size=64, cuda_graph_bs=[64, 128])
+    assert set(captured) == {(1, 64)}
+    assert worker.controller.states[7].captured_batch_sizes == []
+
+    fill_rows(worker)
+    worker.controller.active_steps = 7  # as if it had been chosen
+    monkeypatch.setattr(worker, "activate_step_by_batch", lambda batch_size: None)
+    monkeypatch.setattr(worker.controller, "cancel_round", lambda: None)
+    worker.apply_runtime_state(worker.controller.states[7])
+    eager = fill_rows(
+        EagleWorker(pair.target, pair.draft, max_batch_size=3, max_len=64, speculative_num_steps=7)
+    ).decode()
+    assert worker.decode().tokens == eager.tokens
+
+
+def test_every_pair_that_routing_can_return_has_a_state_and_a_graph(pair):
+    sizes = [1, 2, 4, 8, 16, 32]
+    worker = make_worker(pair, max_batch_size=40, cuda_graph_bs=sizes)
+    router = worker.policy.router
+    returned = set()
+    for batch_size in range(1, 41):
+        padded = next((size for size in sizes if size >= batch_size), None)
+        slot = worker.policy.config.slots[router.slot_index(batch_size)]
+        returned |= {(padded, steps) for steps in slot.candidate_steps}
+    states = worker.controller.states
+    assert {steps for _, steps in returned} == set(states)
+    graphs = {(size, s) for s, state in states.items() for size in state.captured_batch_sizes}
+    assert {pair for pair in returned if pair[0] is not None} == graphs
+
+
+def runtime_state(steps, batch_sizes):
+    def stage(frame, kv_len, *, learn):
+        pass
+
+    table = GraphTable(stage)
+    buffers = DecodeBuffers.allocate(max(batch_sizes, default=1), steps, 2, 2, dtype=torch.float32)
+    for size in batch_sizes:
+        table.capture(RoundFrame.of(buffers, steps, size), 1, 0)
+    return SpecRuntimeState(steps, steps + 1, None, table, None)
+
+
+def test_a_missing_state_or_graph_is_an_error_at_start_up():
+    sizes = {1: [1, 8], 3: [1]}
+    states = {1: runtime_state(1, [1, 8]), 3: runtime_state(3, [1])}
+    check_states_cover_routing(states, [1, 3], sizes.get)
+    with pytest.raises(RuntimeError, match="S = 3: no runtime state"):
+        check_states_cover_routing({1: states[1]}, [1, 3], sizes.get)
+    with pytest.raises(RuntimeError, match=r"S = 1: batch sizes \[8\] are not captured"):
+        check_states_cover_routing(states | {1: runtime_state(1, [1])}, [1, 3], sizes.get)
+
+
+def test_a_state_that_no_slot_can_choose_is_an_error(pair):
+    with pytest.raises(RuntimeError, match="S = 5: in no slot"):
+        check_states_cover_routing({5: runtime_state(5, [])}, [], lambda step: [])
+    worker = make_worker(pair)
+    state = worker.build_adaptive_runtime_state(5, 6, [])
+    with pytest.raises(ValueError, match="5"):
+        worker.controller.register(state)
+    assert sorted(worker.controller.states) == worker.policy.candidate_steps
+
+
+def test_a_graph_captured_while_another_step_is_active_uses_its_own_metadata(pair):
+    config = {"1": {"candidate_steps": [3, 7]}}
+    expected = fill_rows(make_worker(pair, config, initial=7)).decode()
+    assert expected.speculative_num_steps == 7
+
+    worker = fill_rows(make_worker(pair, config, initial=3, cuda_graph_bs=[4]))
+    active = worker.controller.states[3]
+    assert worker.runtime_state is active
+    state = worker.build_adaptive_runtime_state(7, 8, [4])
+    frame = state.frames[4]
+    with torch.inference_mode():
+        for other in worker.controller.states.values():
+            for poisoned in other.frames.values():
+                poisoned.offsets.fill_(-99)
+        for table in state.stages:
+            table.graphs[4].replay(kv_len=64)
+    rows = expected.num_correct_drafts
+    assert frame.accept_token_num[:3].tolist() == rows
+    for row, count in enumerate(rows):
+        assert frame.output_token_ids[row, : count + 1].tolist() == expected.tokens[row]
+
+
+def test_a_narrow_step_in_wide_poisoned_buffers_gives_the_result_of_exact_ones(pair):
+    def run(config, poison):
+        worker = fill_rows(make_worker(pair, config, initial=3), ((1, 2, 3), (4, 5)))
+        if poison:
+            buffers = worker.buffers
+            for name in ("positions", "output_token_ids", "extend_ids", "select_index"):
+                getattr(buffers, name).fill_(63)
+            buffers.input_ids[:, 1:] = 63
+            buffers.input_ids[2:] = 63
+            buffers.seq_lens[2:] = 60
+            for name in ("hidden", "logits"):
+                getattr(buffers, name).fill_(float("nan"))
+            buffers.draft_hidden[2:] = float("nan")
+        return [worker.decode() for _ in range(4)]
+
+    exact = run({"1": {"candidate_steps": [3]}}, poison=False)
+    # Update interval 1000: both stay at S = 3.
+    wide = run({"update_interval": 1000, "1": {"candidate_steps": [3, 7]}}, poison=True)
+    assert [r.speculative_num_steps for r in wide] == [3] * 4
+    assert [(r.num_correct_drafts, r.tokens) for r in wide] == [
+        (r.num_correct_drafts, r.tokens) for r in exact
+    ]
+
+
+@pytest.mark.parametrize("failing", ["draft", "verify", "extend"])
+def test_a_failed_capture_leaves_the_worker_as_it_was(pair, monkeypatch, failing):
+    worker = fill_rows(make_worker(pair, cuda_graph_bs=[4]))
+    twin = fill_rows(make_worker(pair, cuda_graph_bs=[4]))
+    worker.decode(), twin.decode()
+    before = {name: t.clone() for name, t in vars(worker.buffers).items() if t is not None}
+    learned = worker.policy.tensor.clone()
+    active = worker.runtime_state
+    original = getattr(worker.stages, failing)
+
+    def fail(frame, kv_len, *, learn):
+        original(frame, kv_len, learn=learn)
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.stages, failing, fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            worker.build_adaptive_runtime_state(5, 6, [4])
+    assert worker.runtime_state is active
+    assert worker.speculative_num_steps == active.speculative_num_steps
+    carried = ("num_reqs", "seq_lens", "new_seq_lens", "draft_hidden")
+    for name in carried:
+        assert torch.equal(getattr(worker.buffers, name), before[name]), name
+    assert torch.equal(worker.buffers.input_ids[:, 0], before["input_ids"][:, 0])
+    assert torch.equal(worker.policy.tensor, learned)
+    for _ in range(5):
+        assert worker.decode().tokens == twin.decode().tokens
+
+
+def test_capturing_never_teaches_the_policy(pair):
+    worker = make_worker(pair, cuda_graph_bs=[1, 2, 4])
+    assert worker.policy.next_round == 0
+    assert all(slot.batch_count == 0 for slot in worker.policy.slots)
