@@ -25,7 +25,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import adaptive_spec
 from adaptive_spec import ops
 from adaptive_spec.controller import AdaptiveController
 from adaptive_spec.state import AdaptiveState
@@ -66,7 +65,7 @@ class Worker:
 
 def accepted(batch_size: int, steps: int, round_: int) -> torch.Tensor:
     """Accepted drafts that drift slowly, so that every alternative switches now and then."""
-    level = 0.2 + 0.6 * ((round_ // 100) % 2)
+    level = 0.02 if (round_ // 100) % 2 else 0.98
     generator = torch.Generator().manual_seed(round_)
     return (torch.rand(batch_size, generator=generator) < level).int() * steps
 
@@ -133,6 +132,7 @@ def python_path(batch_size: int) -> HostPath:
 def sglang_path(batch_size: int) -> HostPath | None:
     try:
         from sglang.srt.speculative.adaptive_runtime_state import AdaptiveController as Controller
+        from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams as Params
     except ImportError:
         return None
     worker = Worker()
@@ -140,7 +140,8 @@ def sglang_path(batch_size: int) -> HostPath | None:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as config_file:
         json.dump(CONFIG, config_file)
         config_file.flush()
-        return HostPath("sglang", Controller(worker, config_file.name), worker, batch_size)
+        policy = Params(INITIAL_STEPS, config_file.name)
+    return HostPath("sglang", Controller(worker, policy), worker, batch_size)
 
 
 def check_same_choices(paths: list) -> None:
@@ -194,8 +195,7 @@ def main(json_file: Annotated[Path | None, typer.Option("--json", help="Also wri
     console.print(table)
     machine = f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
     console.print(
-        f"{machine}, adaptive_spec {adaptive_spec.__version__}; "
-        f"{REPETITIONS} repetitions of {ROUNDS} rounds, in turns, after one untimed"
+        f"{machine}; {REPETITIONS} repetitions of {ROUNDS} rounds, in turns, after one untimed"
     )
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
