@@ -35,14 +35,14 @@ def demo(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Adaptive config; default: the built-in table."),
+        typer.Option(metavar="FILE", help="Adaptive config; default: the demo's measured table."),
     ] = None,
     modes: Annotated[
         str,
         typer.Option(
             help="What to compare: none, static, adaptive, built-in, or numbers of steps."
         ),
-    ] = "none,static,adaptive",
+    ] = "none,static,adaptive,built-in",
     policy: Annotated[
         PolicyKind, typer.Option(help="Learn inside the verify op, or on the host.")
     ] = PolicyKind.device,
@@ -80,10 +80,10 @@ def demo(
 
     require("safetensors", "tokenizers", "matplotlib")
     from adaptive_spec.config import load_adaptive_config
-    from adaptive_spec.demo.modes import parse_modes
+    from adaptive_spec.demo.modes import MEASURED_CONFIG, parse_modes
     from adaptive_spec.demo.workload import DEFAULT_PHASES, parse_phases, read_prompts, scaled
 
-    table = load_adaptive_config(config)
+    table = load_adaptive_config(config or MEASURED_CONFIG)
     chosen = parse_modes(modes, table)
     plan = DEFAULT_PHASES if phases is None else parse_phases(phases)
     if quick:
@@ -111,7 +111,7 @@ def demo(
         lanes = [Lane(m, pair, workload, lambda c: make_policy(policy, c)) for m in chosen]
     console.print(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32; policy on the "
-        f"{policy.value}; adaptive config: {config or 'the built-in table'}"
+        f"{policy.value}; adaptive config: {config or 'the demo table, chosen by measurement'}"
     )
     shown = ", ".join(f"{kind} {mean:.2f}" for kind, mean in kinds.items())
     console.print(

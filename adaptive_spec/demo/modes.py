@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from adaptive_spec.config import AdaptiveConfig, load_adaptive_config
 from adaptive_spec.demo.runner import Mode
 
+MEASURED_CONFIG = Path(__file__).with_name("config.json")
 ADAPTIVE, BUILT_IN, NONE, STATIC = "adaptive", "built-in", "none", "static"
 
 

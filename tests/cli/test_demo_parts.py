@@ -7,7 +7,7 @@ import torch
 
 from adaptive_spec.config import load_adaptive_config
 from adaptive_spec.demo.compare import MAX_TIE_GAP, TieJudge, compare_outputs, first_difference
-from adaptive_spec.demo.modes import parse_modes
+from adaptive_spec.demo.modes import MEASURED_CONFIG, parse_modes
 from adaptive_spec.demo.origins import OriginTracker
 from adaptive_spec.demo.report import best_ratio, steps_over_time
 from adaptive_spec.demo.runner import PhaseRun, turn_order
@@ -118,6 +118,10 @@ def test_static_means_every_candidate_of_the_adaptive_modes():
     names = [mode.name for mode in parse_modes("built-in,adaptive,static", table)]
     assert names == ["none", "S=1", "S=2", "S=3", "S=5", "S=7", "built-in", "adaptive"]
     assert [mode.name for mode in parse_modes("4,4,none", table)] == ["none", "S=4"]
+
+
+def test_the_measured_table_loads():
+    load_adaptive_config(MEASURED_CONFIG)
 
 
 def test_steps_over_time_shows_each_stretch():
