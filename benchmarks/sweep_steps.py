@@ -1,8 +1,7 @@
 """Decoded tokens per second for every number of draft steps S, batch size and kind of text.
 
 Answers: which S should an adaptive config offer for which batch sizes, for this pair on this
-machine? All S take turns many times in each cell, so machine noise hits all alike. The demo's table
-(adaptive_spec/demo/config.json) is chosen by such measurements.
+machine? All S take turns many times in each cell, so machine noise hits all alike.
 
     python benchmarks/sweep_steps.py --json sweep.json
 """
