@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-import adaptive_spec_ext as _ext
 from torch import Tensor
+
+from adaptive_spec.extension import ext as _ext
 
 if TYPE_CHECKING:
     from adaptive_spec.state import AdaptiveState

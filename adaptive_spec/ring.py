@@ -11,8 +11,8 @@ import dataclasses
 
 import numpy as np
 import torch
-from adaptive_spec_ext import _C
 
+from adaptive_spec.extension import _C
 from adaptive_spec.step_policy import DecisionReason
 
 RingOverrunError = _C.RingOverrunError

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from adaptive_spec_ext import _C
 
 from adaptive_spec import ops
 from adaptive_spec.config import AdaptiveConfig, load_adaptive_config
+from adaptive_spec.extension import _C
 from adaptive_spec.ring import DecisionRing
 from adaptive_spec.routing import BatchRouter
 from adaptive_spec.step_policy import DecisionReason
