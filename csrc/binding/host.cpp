@@ -9,6 +9,7 @@
 #include "register.h"
 #include "round.h"
 #include "step_reader.h"
+#include "workspace.h"
 
 namespace py = pybind11;
 
@@ -140,6 +141,8 @@ void register_host(py::module_& m) {
   m.attr("MAX_CANDIDATES") = kMaxCandidates;
   m.attr("STATE_MAGIC") = kStateMagic;
   m.def("record_dtypes", &record_dtypes, "The state's records as numpy dtypes, by name.");
+  m.def("num_workspace_words", &Workspace::num_words, py::arg("batch_size"),
+        py::arg("num_draft_tokens"));
   m.def("num_state_words", [](int64_t num_slots) { return num_state_words(num_slots); });
   m.def(
       "reset_state",

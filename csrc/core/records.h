@@ -69,6 +69,15 @@ struct SlotState {
   int32_t padding;
 };
 
+// What the requests of a round that is in flight add up to, and how many blocks have reported; all
+// zero between two rounds. Integers, so the order in which blocks report never shows.
+struct RoundTotals {
+  int64_t accepted;
+  int64_t anomalies;
+  uint32_t ticket;
+  uint32_t padding;
+};
+
 struct StateHeader {
   int64_t magic;
   int64_t num_words;  // of the whole state, in int64
@@ -76,13 +85,14 @@ struct StateHeader {
   int32_t ring_depth;     // power of two
   int64_t next_round;     // number of the round that finishes next; the first is 0
   int64_t num_anomalies;  // NaN rows and draft ids outside the vocabulary, ever seen
-  int64_t padding[3];
+  RoundTotals pending;
 };
 
 static_assert(sizeof(StateHeader) == 64 && std::is_trivially_copyable_v<StateHeader>);
 static_assert(sizeof(SlotConfig) == 144 && std::is_trivially_copyable_v<SlotConfig>);
 static_assert(sizeof(SlotState) == 64 && std::is_trivially_copyable_v<SlotState>);
 static_assert(offsetof(StateHeader, next_round) == 24);
+static_assert(offsetof(StateHeader, pending) == 40);
 static_assert(offsetof(SlotConfig, candidate_steps) == 80);
 static_assert(offsetof(SlotState, index) == 40);
 
