@@ -33,7 +33,7 @@ struct LogitsShared {
 template <typename T>
 __device__ __forceinline__ Argmax<float> scan(const T* row, int64_t begin, int64_t end) {
   constexpr int kRun = sizeof(uint4) / sizeof(T);
-  constexpr int kLoads = 4;  // in flight per thread
+  constexpr uint32_t kLoads = 4;  // in flight per thread
   Argmax<float> best;
   const auto take_one = [&](int64_t i) { best.take(comparable(row[i]), i); };
   const auto take_run = [&](const uint4& raw, int64_t first) {
@@ -49,18 +49,23 @@ __device__ __forceinline__ Argmax<float> scan(const T* row, int64_t begin, int64
   if (first > end) first = end;
   if (begin + threadIdx.x < first) take_one(begin + threadIdx.x);
 
+  // 32 bits hold the number of runs of any row, and index arithmetic in them is cheap.
   const uint4* runs = reinterpret_cast<const uint4*>(row + first);
-  const int64_t num_runs = (end - first) / kRun;
-  const int64_t stride = blockDim.x;
-  int64_t i = threadIdx.x;
+  const uint32_t num_runs = static_cast<uint32_t>((end - first) / kRun);
+  const uint32_t stride = blockDim.x;
+  uint32_t i = threadIdx.x;
   for (; i + (kLoads - 1) * stride < num_runs; i += kLoads * stride) {
     uint4 raw[kLoads];
-    for (int k = 0; k < kLoads; ++k) raw[k] = load_once(runs + i + k * stride);
-    for (int k = 0; k < kLoads; ++k) take_run(raw[k], first + (i + k * stride) * kRun);
+    for (uint32_t k = 0; k < kLoads; ++k) raw[k] = load_once(runs + i + k * stride);
+    for (uint32_t k = 0; k < kLoads; ++k) {
+      take_run(raw[k], first + static_cast<int64_t>(i + k * stride) * kRun);
+    }
   }
-  for (; i < num_runs; i += stride) take_run(load_once(runs + i), first + i * kRun);
+  for (; i < num_runs; i += stride) {
+    take_run(load_once(runs + i), first + static_cast<int64_t>(i) * kRun);
+  }
 
-  const int64_t rest = first + num_runs * kRun + threadIdx.x;
+  const int64_t rest = first + static_cast<int64_t>(num_runs) * kRun + threadIdx.x;
   if (rest < end) take_one(rest);
   return best;
 }
