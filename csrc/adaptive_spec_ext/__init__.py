@@ -73,9 +73,12 @@ except ImportError as error:
 __all__ = [
     "build_chain_tree",
     "build_info",
+    "chain_speculative_sampling",
+    "tree_speculative_sampling_target_only",
     "update_and_select",
     "verify_chain_greedy",
     "verify_chain_greedy_from_logits",
+    "verify_chain_sampling",
     "verify_tree_greedy",
     "verify_workspace",
 ]
@@ -116,6 +119,8 @@ _ops = torch.ops.adaptive_spec
 _verify_tree_greedy = _ops.verify_tree_greedy.default
 _verify_chain_greedy = _ops.verify_chain_greedy.default
 _verify_chain_greedy_from_logits = _ops.verify_chain_greedy_from_logits.default
+_tree_speculative_sampling_target_only = _ops.tree_speculative_sampling_target_only.default
+_verify_chain_sampling = _ops.verify_chain_sampling.default
 _update_and_select = _ops.update_and_select.default
 _build_chain_tree = _ops.build_chain_tree.default
 
@@ -229,6 +234,163 @@ def verify_chain_greedy_from_logits(
         accept_token_num,
         **keywords,
     )
+
+
+def tree_speculative_sampling_target_only(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    deterministic: bool = True,
+    **keywords: Unpack[VerifyKeywords],
+) -> None:
+    """Verification of token trees by sampling; a drop-in for sgl-kernel's op of the same name.
+
+    At each node the probabilities of its children are added up in list order, and the first child
+    at which the sum, divided by ``threshold_acc``, exceeds the node's coin is accepted; so is one
+    that is as probable as ``threshold_single``. A child of probability 0 never is. Where no child
+    is accepted, or the tree or S ends, the last token is drawn from what the target's row there
+    has left: its probabilities less those in ``draft_probs``, where rejected children have been
+    marked; the whole row after S drafts.
+
+    Args:
+        predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token,
+            retrive_next_sibling: as in `verify_tree_greedy`.
+        uniform_samples: float32 [B, D], in [0, 1): a coin per node.
+        uniform_samples_for_final_sampling: float32 [B], in [0, 1): for the last token.
+        target_probs: float32 [B, D, V], contiguous along V: after each node.
+        draft_probs: float32 [B, D, V], mutated: a rejected child's entry at its parent becomes the
+            target's. NaN counts as 0, so that a caller without draft probabilities may leave it
+            unwritten only if that cannot hold other numbers; zeros are safe.
+        threshold_single, threshold_acc: from 0 to 1; below 1 more is accepted than the target's
+            distribution allows.
+        deterministic: accepted for compatibility; results are always deterministic.
+
+    Probabilities are added up as integers of about 2^-43, so results do not depend on the device or
+    on how work is spread over it. A row with nothing left to draw from yields its most likely
+    token; one with nothing above 0 yields token 0 and counts as an anomaly, as does one with a NaN.
+    Source: the behaviour of sgl-kernel's op, with half-open coins.
+    """
+    _tree_speculative_sampling_target_only(
+        predicts,
+        accept_index,
+        accept_token_num,
+        candidates,
+        retrive_index,
+        retrive_next_token,
+        retrive_next_sibling,
+        uniform_samples,
+        uniform_samples_for_final_sampling,
+        target_probs,
+        draft_probs,
+        threshold_single,
+        threshold_acc,
+        deterministic,
+        **keywords,
+    )
+
+
+def verify_chain_sampling(
+    draft_probs: Tensor | None,
+    draft_token_ids: Tensor,
+    target_probs: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    output_token_ids: Tensor,
+    accept_token_num: Tensor,
+    output_accepted_token_num: Tensor | None = None,
+    output_emitted_draft_token_num: Tensor | None = None,
+    **keywords: Unpack[VerifyKeywords],
+) -> None:
+    """Speculative sampling of draft chains: the output follows the target's distribution.
+
+    Draft i is accepted if ``coin * q < p``, with q and p its probabilities under draft and target.
+    The token after the accepted drafts is drawn from max(p - q, 0) at the first rejected one, or
+    from the target's row after S drafts.
+
+    Args:
+        draft_probs: float32 [B, >= S, V], contiguous along V: the distributions that the drafts
+            were sampled from. None: the drafts were certain (a draft that takes the likeliest
+            token).
+        draft_token_ids: int32 [B, >= S]. A draft outside [0, V) is never accepted.
+        target_probs: float32 [B, >= S + 1, V], contiguous along V.
+        uniform_samples: float32 [B, >= S], in [0, 1).
+        uniform_samples_for_final_sampling: float32 [B], in [0, 1), independent of the others.
+        output_token_ids: int32 [B, >= S + 1], mutated: accepted drafts, drawn token, then -1.
+        accept_token_num: int32 [B], mutated: accepted drafts.
+        output_accepted_token_num: int32 [B], mutated: grows by the drafts that would be accepted if
+            each stood alone.
+        output_emitted_draft_token_num: int32 [B], mutated: grows by the accepted drafts.
+
+    Degenerate rows and determinism are as in `tree_speculative_sampling_target_only`.
+    Source: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
+    """
+    _verify_chain_sampling(
+        draft_probs,
+        draft_token_ids,
+        target_probs,
+        uniform_samples,
+        uniform_samples_for_final_sampling,
+        output_token_ids,
+        accept_token_num,
+        output_accepted_token_num,
+        output_emitted_draft_token_num,
+        **keywords,
+    )
+
+
+def chain_speculative_sampling(
+    draft_probs: Tensor,
+    draft_token_ids: Tensor,
+    target_probs: Tensor,
+    maybe_output_accepted_token_num: Tensor | None = None,
+    maybe_output_emitted_draft_token_num: Tensor | None = None,
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    **keywords: Unpack[VerifyKeywords],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`verify_chain_sampling` with FlashInfer's arguments and results.
+
+    Args:
+        draft_probs, draft_token_ids, target_probs: as there.
+        maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num: int32 [B], mutated:
+            counters to go on with; new ones start at 0.
+        deterministic: accepted for compatibility; results are always deterministic given the
+            uniform numbers.
+        generator: of torch's uniform numbers.
+
+    Returns:
+        int32 [B, S + 1] tokens (accepted drafts, drawn token, -1), and the two counters.
+    """
+    batch_size, num_steps = draft_token_ids.shape
+    device = draft_token_ids.device
+    coins = torch.rand(batch_size, num_steps + 1, device=device, generator=generator)
+    tokens = torch.empty(batch_size, num_steps + 1, dtype=torch.int32, device=device)
+    counters = [
+        torch.zeros(batch_size, dtype=torch.int32, device=device) if given is None else given
+        for given in (maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num)
+    ]
+    verify_chain_sampling(
+        draft_probs,
+        draft_token_ids,
+        target_probs,
+        coins[:, :num_steps],
+        coins[:, num_steps],
+        tokens,
+        torch.empty_like(counters[0]),
+        *counters,
+        **keywords,
+    )
+    return tokens, *counters
 
 
 def update_and_select(

@@ -48,6 +48,11 @@ inline int32_t dtype_code<int64_t>() {
   return aoti_torch_dtype_int64();
 }
 
+template <>
+inline int32_t dtype_code<float>() {
+  return aoti_torch_dtype_float32();
+}
+
 int32_t dtype_of(const Tensor& tensor);
 std::string dtype_name(int32_t code);
 

@@ -92,6 +92,43 @@ int64_t num_steps(const Checker& check, const CommonArgs& common, int64_t max_st
                        max_steps);
 }
 
+void check_flat_ids(const Checker& check, int64_t batch_size, int64_t num_nodes) {
+  if (batch_size <= kMaxFlatId / num_nodes) return;
+  fail_argument(check.op(), "candidates",
+                "at most " + std::to_string(kMaxFlatId) + " nodes (flat ids are int32)",
+                std::to_string(batch_size) + " x " + std::to_string(num_nodes));
+}
+
+// Rows of logits or probabilities: [B, positions, V], contiguous along V.
+void check_rows(const Checker& check, const char* name, const Tensor& tensor, int64_t batch_size,
+                Dim num_positions, Dim vocab_size) {
+  check.shape(name, tensor, {batch_size, num_positions, vocab_size});
+  if (tensor.size(2) > kMaxVocabSize) {
+    fail_argument(check.op(), name, "a vocabulary of at most 2^31 tokens",
+                  std::to_string(tensor.size(2)));
+  }
+  if (tensor.size(2) > 1 && tensor.stride(2) != 1) {
+    fail_argument(check.op(), name, "stride 1 along the vocabulary",
+                  std::to_string(tensor.stride(2)));
+  }
+}
+
+// Also for tensors that are only read; which they are is up to the walks.
+ProbabilityRows probability_rows(const Checker& check, const char* name, const Tensor& tensor,
+                                 int64_t batch_size, Dim num_positions, Dim vocab_size) {
+  check.dtype<float>(name, tensor);
+  check_rows(check, name, tensor, batch_size, num_positions, vocab_size);
+  return {const_cast<float*>(static_cast<const float*>(tensor.const_data_ptr())),
+          tensor.stride(0), tensor.stride(1)};
+}
+
+float check_threshold(const Checker& check, const char* name, double threshold) {
+  if (!(threshold >= 0.0 && threshold <= 1.0)) {
+    fail_argument(check.op(), name, "a number from 0 to 1", std::to_string(threshold));
+  }
+  return static_cast<float>(threshold);
+}
+
 }  // namespace
 
 VerifyTreeParams to_params(const VerifyTreeArgs& args, StateMemory memory) {
@@ -104,11 +141,7 @@ VerifyTreeParams to_params(const VerifyTreeArgs& args, StateMemory memory) {
   tree.num_nodes = num_nodes;
   tree.candidates =
       check.matrix<const int64_t>("candidates", args.candidates, batch_size, at_least(1));
-  if (batch_size > kMaxFlatId / num_nodes) {
-    fail_argument(check.op(), "candidates",
-                  "at most " + std::to_string(kMaxFlatId) + " nodes (flat ids are int32)",
-                  std::to_string(batch_size) + " x " + std::to_string(num_nodes));
-  }
+  check_flat_ids(check, batch_size, num_nodes);
   tree.retrive_index =
       check.matrix<const int64_t>("retrive_index", args.retrive_index, batch_size, num_nodes);
   tree.retrive_next_token = check.matrix<const int64_t>(
@@ -168,16 +201,8 @@ VerifyChainLogitsParams to_params(const VerifyChainLogitsArgs& args, StateMemory
     fail_argument(check.op(), "target_logits",
                   "dtype float16, bfloat16, float32 or, on the CPU, float64", dtype_name(dtype));
   }
-  check.shape("target_logits", logits, {batch_size, at_least(steps + 1), at_least(1)});
+  check_rows(check, "target_logits", logits, batch_size, at_least(steps + 1), at_least(1));
   params.vocab_size = logits.size(2);
-  if (params.vocab_size > kMaxVocabSize) {
-    fail_argument(check.op(), "target_logits", "a vocabulary of at most 2^31 tokens",
-                  std::to_string(params.vocab_size));
-  }
-  if (params.vocab_size > 1 && logits.stride(2) != 1) {
-    fail_argument(check.op(), "target_logits", "stride 1 along the vocabulary",
-                  std::to_string(logits.stride(2)));
-  }
   params.target_logits = logits.const_data_ptr();
   params.request_stride = logits.stride(0);
   params.position_stride = logits.stride(1);
@@ -187,6 +212,76 @@ VerifyChainLogitsParams to_params(const VerifyChainLogitsArgs& args, StateMemory
   params.output_width = args.output_token_ids.size(1);
   params.round = round_params(check, args.common, args.accept_token_num, batch_size, steps,
                               steps + 1, steps + 1, memory);
+  return params;
+}
+
+SampleTreeParams to_params(const SampleTreeArgs& args, StateMemory memory) {
+  const Checker check(args.kOp);
+  check.rank("candidates", args.candidates, 2);
+  const int64_t batch_size = args.candidates.size(0);
+  const int64_t num_nodes = args.candidates.size(1);
+  SampleTreeParams params;
+  SamplingTreeBatch& tree = params.tree;
+  tree.num_nodes = num_nodes;
+  tree.candidates =
+      check.matrix<const int64_t>("candidates", args.candidates, batch_size, at_least(1));
+  check_flat_ids(check, batch_size, num_nodes);
+  tree.retrive_index =
+      check.matrix<const int64_t>("retrive_index", args.retrive_index, batch_size, num_nodes);
+  tree.retrive_next_token = check.matrix<const int64_t>(
+      "retrive_next_token", args.retrive_next_token, batch_size, num_nodes);
+  tree.retrive_next_sibling = check.matrix<const int64_t>(
+      "retrive_next_sibling", args.retrive_next_sibling, batch_size, num_nodes);
+  tree.coins =
+      check.matrix<const float>("uniform_samples", args.uniform_samples, batch_size, num_nodes);
+  tree.final_coins = check.vector<const float>("uniform_samples_for_final_sampling",
+                                               args.uniform_samples_for_final_sampling, batch_size);
+  tree.target_probs = probability_rows(check, "target_probs", args.target_probs, batch_size,
+                                       num_nodes, at_least(1));
+  tree.vocab_size = args.target_probs.size(2);
+  tree.draft_probs = probability_rows(check, "draft_probs", args.draft_probs, batch_size,
+                                      num_nodes, tree.vocab_size);
+  tree.threshold_single = check_threshold(check, "threshold_single", args.threshold_single);
+  tree.threshold_acc = check_threshold(check, "threshold_acc", args.threshold_acc);
+  tree.predicts =
+      check.vector<int32_t>("predicts", args.predicts, at_least(batch_size * num_nodes));
+  tree.accept_index =
+      check.matrix<int32_t>("accept_index", args.accept_index, batch_size, at_least(1));
+  const int64_t steps = num_steps(check, args.common, args.accept_index.size(1) - 1);
+  params.round = round_params(check, args.common, args.accept_token_num, batch_size, steps,
+                              num_nodes, 1, memory);
+  return params;
+}
+
+SampleChainParams to_params(const SampleChainArgs& args, StateMemory memory) {
+  const Checker check(args.kOp);
+  check.rank("draft_token_ids", args.draft_token_ids, 2);
+  const int64_t batch_size = args.draft_token_ids.size(0);
+  const int64_t steps = num_steps(check, args.common, args.draft_token_ids.size(1));
+  SampleChainParams params;
+  SamplingChainBatch& chain = params.chain;
+  chain.draft_token_ids = check.matrix<const int32_t>("draft_token_ids", args.draft_token_ids,
+                                                      batch_size, at_least(steps));
+  chain.target_probs = probability_rows(check, "target_probs", args.target_probs, batch_size,
+                                        at_least(steps + 1), at_least(1));
+  chain.vocab_size = args.target_probs.size(2);
+  if (args.draft_probs) {
+    chain.draft_probs = probability_rows(check, "draft_probs", *args.draft_probs, batch_size,
+                                         at_least(steps), chain.vocab_size);
+  }
+  chain.coins = check.matrix<const float>("uniform_samples", args.uniform_samples, batch_size,
+                                          at_least(steps));
+  chain.final_coins = check.vector<const float>(
+      "uniform_samples_for_final_sampling", args.uniform_samples_for_final_sampling, batch_size);
+  params.output_token_ids = check.matrix<int32_t>("output_token_ids", args.output_token_ids,
+                                                  batch_size, at_least(steps + 1));
+  params.output_width = args.output_token_ids.size(1);
+  params.accepted_alone = check.vector<int32_t>("output_accepted_token_num",
+                                                args.output_accepted_token_num, batch_size);
+  params.emitted_drafts = check.vector<int32_t>("output_emitted_draft_token_num",
+                                                args.output_emitted_draft_token_num, batch_size);
+  params.round = round_params(check, args.common, args.accept_token_num, batch_size, steps,
+                              steps + 1, 1, memory);
   return params;
 }
 

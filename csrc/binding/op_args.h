@@ -105,6 +105,68 @@ struct VerifyChainLogitsArgs {
   }
 };
 
+struct SampleTreeArgs {
+  static constexpr const char* kOp = "tree_speculative_sampling_target_only";
+  const Tensor& predicts;
+  const Tensor& accept_index;
+  const Tensor& accept_token_num;
+  const Tensor& candidates;
+  const Tensor& retrive_index;
+  const Tensor& retrive_next_token;
+  const Tensor& retrive_next_sibling;
+  const Tensor& uniform_samples;
+  const Tensor& uniform_samples_for_final_sampling;
+  const Tensor& target_probs;
+  const Tensor& draft_probs;
+  double threshold_single;
+  double threshold_acc;
+  CommonArgs common;
+
+  template <typename Visit>
+  void for_each_tensor(Visit&& visit) const {
+    visit("predicts", predicts);
+    visit("accept_index", accept_index);
+    visit("accept_token_num", accept_token_num);
+    visit("candidates", candidates);
+    visit("retrive_index", retrive_index);
+    visit("retrive_next_token", retrive_next_token);
+    visit("retrive_next_sibling", retrive_next_sibling);
+    visit("uniform_samples", uniform_samples);
+    visit("uniform_samples_for_final_sampling", uniform_samples_for_final_sampling);
+    visit("target_probs", target_probs);
+    visit("draft_probs", draft_probs);
+    common.for_each_tensor(visit);
+  }
+};
+
+struct SampleChainArgs {
+  static constexpr const char* kOp = "verify_chain_sampling";
+  const OptionalTensor& draft_probs;
+  const Tensor& draft_token_ids;
+  const Tensor& target_probs;
+  const Tensor& uniform_samples;
+  const Tensor& uniform_samples_for_final_sampling;
+  const Tensor& output_token_ids;
+  const Tensor& accept_token_num;
+  const OptionalTensor& output_accepted_token_num;
+  const OptionalTensor& output_emitted_draft_token_num;
+  CommonArgs common;
+
+  template <typename Visit>
+  void for_each_tensor(Visit&& visit) const {
+    visit("draft_token_ids", draft_token_ids);
+    visit("draft_probs", draft_probs);
+    visit("target_probs", target_probs);
+    visit("uniform_samples", uniform_samples);
+    visit("uniform_samples_for_final_sampling", uniform_samples_for_final_sampling);
+    visit("output_token_ids", output_token_ids);
+    visit("accept_token_num", accept_token_num);
+    visit("output_accepted_token_num", output_accepted_token_num);
+    visit("output_emitted_draft_token_num", output_emitted_draft_token_num);
+    common.for_each_tensor(visit);
+  }
+};
+
 struct UpdateArgs {
   static constexpr const char* kOp = "update_and_select";
   const Tensor& accept_token_num;
@@ -150,6 +212,8 @@ enum class StateMemory { kHostReadable, kDevice };
 VerifyTreeParams to_params(const VerifyTreeArgs& args, StateMemory memory);
 VerifyChainParams to_params(const VerifyChainArgs& args, StateMemory memory);
 VerifyChainLogitsParams to_params(const VerifyChainLogitsArgs& args, StateMemory memory);
+SampleTreeParams to_params(const SampleTreeArgs& args, StateMemory memory);
+SampleChainParams to_params(const SampleChainArgs& args, StateMemory memory);
 UpdateParams to_params(const UpdateArgs& args, StateMemory memory);
 ChainTreeParams to_params(const ChainTreeArgs& args, StateMemory memory);
 

@@ -51,6 +51,34 @@ void verify_chain_greedy_from_logits(const Tensor& draft_tokens, const Tensor& t
 }
 
 template <typename Device>
+void tree_speculative_sampling_target_only(
+    const Tensor& predicts, const Tensor& accept_index, const Tensor& accept_token_num,
+    const Tensor& candidates, const Tensor& retrive_index, const Tensor& retrive_next_token,
+    const Tensor& retrive_next_sibling, const Tensor& uniform_samples,
+    const Tensor& uniform_samples_for_final_sampling, const Tensor& target_probs,
+    const Tensor& draft_probs, double threshold_single, double threshold_acc,
+    bool /*deterministic: always*/, AS_COMMON_PARAMETERS) {
+  Device::run(SampleTreeArgs{predicts, accept_index, accept_token_num, candidates, retrive_index,
+                             retrive_next_token, retrive_next_sibling, uniform_samples,
+                             uniform_samples_for_final_sampling, target_probs, draft_probs,
+                             threshold_single, threshold_acc, AS_COMMON_ARGS});
+}
+
+template <typename Device>
+void verify_chain_sampling(const OptionalTensor& draft_probs, const Tensor& draft_token_ids,
+                           const Tensor& target_probs, const Tensor& uniform_samples,
+                           const Tensor& uniform_samples_for_final_sampling,
+                           const Tensor& output_token_ids, const Tensor& accept_token_num,
+                           const OptionalTensor& output_accepted_token_num,
+                           const OptionalTensor& output_emitted_draft_token_num,
+                           AS_COMMON_PARAMETERS) {
+  Device::run(SampleChainArgs{draft_probs, draft_token_ids, target_probs, uniform_samples,
+                              uniform_samples_for_final_sampling, output_token_ids,
+                              accept_token_num, output_accepted_token_num,
+                              output_emitted_draft_token_num, AS_COMMON_ARGS});
+}
+
+template <typename Device>
 void update_and_select(const Tensor& accept_token_num, const Tensor& state, const Tensor& ring,
                        int64_t slot, int64_t speculative_num_steps,
                        const OptionalTensor& num_reqs) {
@@ -70,6 +98,9 @@ void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("verify_tree_greedy", TORCH_BOX(&verify_tree_greedy<Device>));
   m.impl("verify_chain_greedy", TORCH_BOX(&verify_chain_greedy<Device>));
   m.impl("verify_chain_greedy_from_logits", TORCH_BOX(&verify_chain_greedy_from_logits<Device>));
+  m.impl("tree_speculative_sampling_target_only",
+         TORCH_BOX(&tree_speculative_sampling_target_only<Device>));
+  m.impl("verify_chain_sampling", TORCH_BOX(&verify_chain_sampling<Device>));
   m.impl("update_and_select", TORCH_BOX(&update_and_select<Device>));
   m.impl("build_chain_tree", TORCH_BOX(&build_chain_tree<Device>));
 }

@@ -10,6 +10,12 @@ struct Cpu {
   static void launch(const VerifyChainLogitsParams& params) {
     cpu::launch_verify_chain_greedy_from_logits(params);
   }
+  static void launch(const SampleTreeParams& params) {
+    cpu::launch_tree_speculative_sampling(params);
+  }
+  static void launch(const SampleChainParams& params) {
+    cpu::launch_chain_speculative_sampling(params);
+  }
   static void launch(const UpdateParams& params) { cpu::launch_update_and_select(params); }
   static void launch(const ChainTreeParams& params) { cpu::launch_build_chain_tree(params); }
 

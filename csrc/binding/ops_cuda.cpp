@@ -71,6 +71,12 @@ struct Cuda {
   static int64_t num_workspace_words(const VerifyChainLogitsParams& params) {
     return Workspace::num_words(params.round.batch_size, params.round.num_steps + 1);
   }
+  static int64_t num_workspace_words(const SampleTreeParams& params) {
+    return Workspace::num_words(params.round.batch_size, 1);
+  }
+  static int64_t num_workspace_words(const SampleChainParams& params) {
+    return Workspace::num_words(params.round.batch_size, 1);
+  }
 };
 
 }  // namespace

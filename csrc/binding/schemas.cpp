@@ -24,6 +24,20 @@ STABLE_TORCH_LIBRARY(adaptive_spec, m) {
       "Tensor(a!) output_token_ids, Tensor(b!) accept_token_num, "
       "*, " AS_COMMON_ARGUMENTS ") -> ()");
   m.def(
+      "tree_speculative_sampling_target_only(Tensor(a!) predicts, Tensor(b!) accept_index, "
+      "Tensor(c!) accept_token_num, Tensor candidates, Tensor retrive_index, "
+      "Tensor retrive_next_token, Tensor retrive_next_sibling, Tensor uniform_samples, "
+      "Tensor uniform_samples_for_final_sampling, Tensor target_probs, Tensor(d!) draft_probs, "
+      "float threshold_single=1.0, float threshold_acc=1.0, bool deterministic=True, "
+      "*, " AS_COMMON_ARGUMENTS ") -> ()");
+  m.def(
+      "verify_chain_sampling(Tensor? draft_probs, Tensor draft_token_ids, Tensor target_probs, "
+      "Tensor uniform_samples, Tensor uniform_samples_for_final_sampling, "
+      "Tensor(a!) output_token_ids, Tensor(b!) accept_token_num, "
+      "Tensor(c!)? output_accepted_token_num=None, "
+      "Tensor(d!)? output_emitted_draft_token_num=None, "
+      "*, " AS_COMMON_ARGUMENTS ") -> ()");
+  m.def(
       "update_and_select(Tensor accept_token_num, Tensor(a!) state, Tensor(b!) ring, "
       "*, int slot, int speculative_num_steps, Tensor? num_reqs=None) -> ()");
   m.def(

@@ -6,6 +6,7 @@
 
 #include "macros.h"
 #include "records.h"
+#include "sampling_walks.h"
 #include "strided.h"
 #include "walks.h"
 #include "workspace.h"
@@ -97,6 +98,22 @@ struct VerifyChainLogitsParams {
   LogitsType logits_type = LogitsType::kFloat32;
   Matrix<int32_t> output_token_ids;  // [B, output_width]
   int64_t output_width = 0;
+};
+
+struct SampleTreeParams {
+  RoundParams round;
+  SamplingTreeBatch tree;
+};
+
+struct SampleChainParams {
+  RoundParams round;
+  SamplingChainBatch chain;
+  Matrix<int32_t> output_token_ids;  // [B, output_width]
+  int64_t output_width = 0;
+  // Counters that grow with every round, or absent: drafts accepted if each stood alone, and
+  // drafts emitted.
+  Vector<int32_t> accepted_alone;  // [B]
+  Vector<int32_t> emitted_drafts;  // [B]
 };
 
 struct UpdateParams {

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "argmax.h"
+#include "draw.h"
 #include "macros.h"
 #include "records.h"
 #include "walks.h"
@@ -48,9 +49,10 @@ class Workspace {
   AS_HD static constexpr int64_t num_words(int64_t batch_size, int64_t num_positions) {
     const int64_t num_rows = batch_size * num_positions;
     const int64_t counters = kTotalsWords + batch_size + (num_rows + 1) / 2;
-    const int64_t pieces =
-        num_positions * (batch_size > kMaxWavePieces ? batch_size : kMaxWavePieces);
-    const int64_t results = num_rows + pieces * kPartialWords;
+    const int64_t wave = batch_size > kMaxWavePieces ? batch_size : kMaxWavePieces;
+    const int64_t row_sums = num_positions == 0 ? 0 : wave * kRowSumWords;
+    const int64_t choices = num_rows + num_positions * wave * kPartialWords;
+    const int64_t results = choices > row_sums ? choices : row_sums;
     const int64_t third = (results + 2) / 3;
     return 4 * (counters > third ? counters : third);
   }
@@ -63,6 +65,10 @@ class Workspace {
     return reinterpret_cast<uint32_t*>(words_ + kTotalsWords + batch_size) + row;
   }
   AS_HD int64_t* choice(int64_t row) const { return results_ + row; }
+  // The same for the ops that draw, whose requests have one row each.
+  AS_HD RowSum* row_sums(int64_t b, int64_t num_pieces) const {
+    return reinterpret_cast<RowSum*>(results_) + b * num_pieces;
+  }
   // Of the given row's pieces the first; the others follow it.
   AS_HD Argmax<float>* partials(int64_t num_rows, int64_t row, int64_t num_pieces) const {
     return reinterpret_cast<Argmax<float>*>(results_ + num_rows) + row * num_pieces;
@@ -71,6 +77,7 @@ class Workspace {
  private:
   static constexpr int64_t kTotalsWords = sizeof(RoundTotals) / kWordSize;
   static constexpr int64_t kPartialWords = sizeof(Argmax<float>) / kWordSize;
+  static constexpr int64_t kRowSumWords = sizeof(RowSum) / kWordSize;
   static_assert(sizeof(RequestProgress) == kWordSize);
   static_assert(sizeof(Argmax<float>) % kWordSize == 0);
 

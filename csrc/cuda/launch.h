@@ -14,12 +14,24 @@ namespace adaptive_spec::cuda {
 bool needs_workspace(const VerifyTreeParams& params);
 bool needs_workspace(const VerifyChainParams& params);
 bool needs_workspace(const VerifyChainLogitsParams& params);
+bool needs_workspace(const SampleTreeParams& params);
+bool needs_workspace(const SampleChainParams& params);
 
 cudaError_t launch(const VerifyTreeParams& params, cudaStream_t stream);
 cudaError_t launch(const VerifyChainParams& params, cudaStream_t stream);
 // Not for float64 logits.
 cudaError_t launch(const VerifyChainLogitsParams& params, cudaStream_t stream);
+cudaError_t launch(const SampleTreeParams& params, cudaStream_t stream);
+cudaError_t launch(const SampleChainParams& params, cudaStream_t stream);
 cudaError_t launch(const UpdateParams& params, cudaStream_t stream);
 cudaError_t launch(const ChainTreeParams& params, cudaStream_t stream);
+
+// Of the current device.
+inline cudaError_t count_multiprocessors(int* count) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
+}
 
 }  // namespace adaptive_spec::cuda

@@ -15,12 +15,8 @@ __global__ void __launch_bounds__(kLogitsThreads)
 
 template <typename T>
 cudaError_t launch_verify(const VerifyChainLogitsParams& params, cudaStream_t stream) {
-  int device = 0;
   int num_multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&num_multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  }
+  const cudaError_t error = count_multiprocessors(&num_multiprocessors);
   if (error != cudaSuccess) return error;
   const RoundParams& round = params.round;
   const LogitsPlan plan =

@@ -1,0 +1,171 @@
+// Verification by sampling, for one request: which drafts the target's distribution accepts, and
+// which row the token behind them is drawn from. The uniform numbers ("coins") are inputs, so every
+// backend takes the same decisions. Rules and their sources are in docs/semantics.md.
+//
+// As with the greedy walks (walks.h), a walk ends on any input, stays inside the tensors and leaves
+// it to the caller to emit at least one token.
+#pragma once
+
+#include <cstdint>
+
+#include "draw.h"
+#include "group.h"
+#include "macros.h"
+#include "strided.h"
+#include "walks.h"
+
+namespace adaptive_spec {
+
+// A batch of rows of probabilities, V contiguous entries each.
+struct ProbabilityRows {
+  float* data = nullptr;
+  int64_t request_stride = 0;
+  int64_t position_stride = 0;
+
+  AS_HD float* row(int64_t b, int64_t i) const {
+    return data + b * request_stride + i * position_stride;
+  }
+  AS_HD explicit operator bool() const { return data != nullptr; }
+};
+
+struct SamplingWalk {
+  WalkResult result;       // without the bonus token, which is yet to be drawn
+  int64_t last_id = 0;     // trees: where in predicts the bonus token goes
+  int64_t row = 0;         // the row it is drawn from
+  bool is_complete = false;  // the drafts ended, or their limit did: nothing was rejected there
+};
+
+// A batch of trees whose drafts are verified against the target's probabilities alone.
+struct SamplingTreeBatch {
+  Vector<int32_t> predicts;
+  Matrix<int32_t> accept_index;
+  Matrix<const int64_t> candidates;
+  Matrix<const int64_t> retrive_index;
+  Matrix<const int64_t> retrive_next_token;
+  Matrix<const int64_t> retrive_next_sibling;
+  Matrix<const float> coins;    // [B, D]
+  Vector<const float> final_coins;  // [B]
+  ProbabilityRows target_probs;  // [B, D, V]
+  ProbabilityRows draft_probs;   // [B, D, V]
+  int64_t num_nodes = 0;
+  int64_t vocab_size = 0;
+  float threshold_single = 1.0f;
+  float threshold_acc = 1.0f;
+};
+
+// At a node, the coin is compared with the target's probability of its children added up one by
+// one, so that each child is accepted with its own probability. `reject(row, token)` is called for
+// each child that was not. is_writer: false for a group that repeats another one's walk.
+template <typename Group, typename Reject>
+AS_HD SamplingWalk walk_tree_sampling(const Group& group, const SamplingTreeBatch& batch,
+                                      int64_t num_live, int64_t b, int64_t num_steps,
+                                      bool is_writer, const Reject& reject) {
+  const int64_t num_nodes = batch.num_nodes;
+  const auto candidates = group.load(batch.candidates.row(b), num_nodes);
+  const auto flat_ids = group.load(batch.retrive_index.row(b), num_nodes);
+  const auto next_token = group.load(batch.retrive_next_token.row(b), num_nodes);
+  const auto next_sibling = group.load(batch.retrive_next_sibling.row(b), num_nodes);
+  const auto coins = group.load(batch.coins.row(b), num_nodes);
+  const auto accept_index = batch.accept_index.row(b);
+  const bool writes = is_writer && group.rank() == 0;
+  const float scale = batch.threshold_acc > 1e-9f ? batch.threshold_acc : 1e-9f;
+
+  SamplingWalk walk;
+  int64_t& num_anomalies = walk.result.num_anomalies;
+  const auto is_flat_id = [&](int64_t id) { return id >= 0 && id < num_live * num_nodes; };
+  // -1 ends a list; any other link out of the tree ends it too, but should not be there.
+  const auto follow = [&](int64_t link) -> int64_t {
+    if (link >= 0 && link < num_nodes) return link;
+    num_anomalies += link != -1;
+    return -1;
+  };
+
+  walk.last_id = flat_ids[0];
+  if (!is_flat_id(walk.last_id)) {
+    ++num_anomalies;
+    walk.last_id = b * num_nodes;
+  }
+  while (true) {
+    if (writes) accept_index[walk.result.num_accepted] = static_cast<int32_t>(walk.last_id);
+    if (walk.result.num_accepted == num_steps) {
+      walk.is_complete = true;
+      break;
+    }
+    const float coin = coins[walk.row];
+    const float* probs = batch.target_probs.row(b, walk.row);
+    float mass = 0.0f;
+    int64_t child = follow(next_token[walk.row]);
+    for (int64_t seen = 0; child != -1; ++seen) {
+      if (seen == num_nodes) {
+        // A list of siblings has at most num_nodes members; one that goes on is a cycle.
+        ++num_anomalies;
+        child = -1;
+        break;
+      }
+      const int64_t token = candidates[child];
+      if (token >= 0 && token < batch.vocab_size && is_flat_id(flat_ids[child])) {
+        const float p = probs[token];
+        if (p > 0.0f) {
+          mass += p;
+          if (coin < mass / scale || p >= batch.threshold_single) break;
+        }
+        reject(walk.row, token);
+      } else {
+        ++num_anomalies;
+      }
+      child = follow(next_sibling[child]);
+    }
+    if (child == -1) break;
+    if (writes) batch.predicts[walk.last_id] = static_cast<int32_t>(candidates[child]);
+    walk.row = child;
+    walk.last_id = flat_ids[child];
+    ++walk.result.num_accepted;
+  }
+  return walk;
+}
+
+// A batch of chains whose drafts were sampled from known distributions, or are certain.
+struct SamplingChainBatch {
+  Matrix<const int32_t> draft_token_ids;  // [B, >= S]
+  Matrix<const float> coins;              // [B, >= S]
+  Vector<const float> final_coins;        // [B]
+  ProbabilityRows target_probs;           // [B, >= S + 1, V]
+  ProbabilityRows draft_probs;            // [B, >= S, V]; null: each draft had probability 1
+  int64_t vocab_size = 0;
+};
+
+// Speculative sampling (Leviathan et al. 2023, Chen et al. 2023): a draft is accepted with
+// probability min(1, p / q). `output` gets the accepted drafts. num_alone, if given, receives how
+// many drafts would be accepted if each stood alone.
+template <typename Group>
+AS_HD SamplingWalk walk_chain_sampling(const Group& group, const SamplingChainBatch& batch,
+                                       int64_t b, int64_t num_steps, bool is_writer,
+                                       Vector<int32_t> output, int64_t* num_alone) {
+  const auto drafts = group.load(batch.draft_token_ids.row(b), num_steps);
+  const auto coins = group.load(batch.coins.row(b), num_steps);
+  const auto accepts = [&](int64_t i) {
+    const int64_t token = drafts[i];
+    if (token < 0 || token >= batch.vocab_size) return false;
+    const float p = batch.target_probs.row(b, i)[token];
+    const float q = batch.draft_probs ? batch.draft_probs.row(b, i)[token] : 1.0f;
+    return coins[i] * q < p;
+  };
+  SamplingWalk walk;
+  int64_t& num_accepted = walk.result.num_accepted;
+  while (num_accepted < num_steps) {
+    const int64_t token = drafts[num_accepted];
+    walk.result.num_anomalies += token < 0 || token >= batch.vocab_size;
+    if (!accepts(num_accepted)) break;
+    if (is_writer && group.rank() == 0) output[num_accepted] = static_cast<int32_t>(token);
+    ++num_accepted;
+  }
+  walk.row = num_accepted;
+  walk.is_complete = num_accepted == num_steps;
+  if (num_alone != nullptr) {
+    *num_alone = num_accepted;
+    for (int64_t i = num_accepted; i < num_steps; ++i) *num_alone += accepts(i);
+  }
+  return walk;
+}
+
+}  // namespace adaptive_spec
