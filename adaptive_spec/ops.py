@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "build_chain_tree",
+    "tree_speculative_sampling_target_only",
     "update_and_select",
     "verify_chain_greedy",
     "verify_chain_greedy_from_logits",
+    "verify_chain_sampling",
     "verify_tree_greedy",
     "verify_workspace",
 ]
@@ -96,6 +98,75 @@ def verify_chain_greedy_from_logits(
         target_logits,
         output_token_ids,
         accept_token_num,
+        **_with_state(keywords, state),
+    )
+
+
+def tree_speculative_sampling_target_only(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    deterministic: bool = True,
+    *,
+    state: AdaptiveState | None = None,
+    **keywords: Unpack[_ext.VerifyOptions],
+) -> None:
+    """`adaptive_spec_ext.tree_speculative_sampling_target_only`, crediting slot `slot` of
+    `state`."""
+    _ext.tree_speculative_sampling_target_only(
+        predicts,
+        accept_index,
+        accept_token_num,
+        candidates,
+        retrive_index,
+        retrive_next_token,
+        retrive_next_sibling,
+        uniform_samples,
+        uniform_samples_for_final_sampling,
+        target_probs,
+        draft_probs,
+        threshold_single,
+        threshold_acc,
+        deterministic,
+        **_with_state(keywords, state),
+    )
+
+
+def verify_chain_sampling(
+    draft_probs: Tensor | None,
+    draft_token_ids: Tensor,
+    target_probs: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    output_token_ids: Tensor,
+    accept_token_num: Tensor,
+    output_accepted_token_num: Tensor | None = None,
+    output_emitted_draft_token_num: Tensor | None = None,
+    *,
+    state: AdaptiveState | None = None,
+    **keywords: Unpack[_ext.VerifyOptions],
+) -> None:
+    """`adaptive_spec_ext.verify_chain_sampling`, crediting slot `slot` of `state`."""
+    _ext.verify_chain_sampling(
+        draft_probs,
+        draft_token_ids,
+        target_probs,
+        uniform_samples,
+        uniform_samples_for_final_sampling,
+        output_token_ids,
+        accept_token_num,
+        output_accepted_token_num,
+        output_emitted_draft_token_num,
         **_with_state(keywords, state),
     )
 

@@ -8,9 +8,12 @@ serve tests and benchmarks and need no built extension.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 
+import numpy as np
 from torch import Tensor
 
 MAX_TOKEN_ID = 2**31 - 1
@@ -251,6 +254,183 @@ def verify_chain_greedy_from_logits_ref(
             vocab_size,
             lambda i: argmax_ref(target_logits[b, i].tolist()),
         )
+        return _write_chain_row(output_token_ids, b, row)
+
+    return _verify_rows(
+        batch_size, num_steps, num_steps + 1, verify_row, accept_token_num, num_reqs, **outputs
+    )
+
+
+def _units(weight: np.float32, vocab_size: int) -> int:
+    """A weight as a whole number of units; see csrc/core/draw.h."""
+    if not weight > 0:
+        return 0
+    bits = 61 - (vocab_size - 1).bit_length()
+    return math.floor(Fraction(min(float(weight), 2.0)) * 2**bits)
+
+
+def _draw(
+    target: np.ndarray, draft: np.ndarray | None, excluded: int | None, coin: float
+) -> tuple[int, bool]:
+    """The token that `coin` draws from what `target` has left, and whether the row is sound.
+
+    target, draft: float32 [V]; draft None: nothing is taken off.
+    """
+    taken = np.float32(0) if draft is None else np.where(np.isnan(draft), np.float32(0), draft)
+    with np.errstate(invalid="ignore"):
+        left = target - taken
+    if excluded is not None:
+        left[excluded] = 0
+    units = [_units(weight, len(target)) for weight in left]
+    total = sum(units)
+    best, is_sound = argmax_ref(target.tolist())
+    has_best = best is not None and target[best] > 0
+    if total == 0:
+        return (best if has_best else 0), has_best and is_sound
+    coin = 0.0 if math.isnan(coin) else coin
+    threshold = total - 1 if coin >= 1 else min(int(max(coin, 0.0) * float(total)), total - 1)
+    token = next(i for i, below in enumerate(itertools.accumulate(units)) if below > threshold)
+    return token, has_best and is_sound
+
+
+def tree_speculative_sampling_target_only_ref(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    *,
+    speculative_num_steps: int | None = None,
+    num_reqs: Tensor | None = None,
+    **outputs: Tensor | None,
+) -> RoundSums:
+    """Reference of `adaptive_spec_ext.tree_speculative_sampling_target_only`."""
+    batch_size, num_nodes = candidates.shape
+    vocab_size = target_probs.size(2)
+    num_steps = accept_index.size(1) - 1 if speculative_num_steps is None else speculative_num_steps
+    num_flat_ids = _num_live(num_reqs, batch_size) * num_nodes
+    scale = max(np.float32(threshold_acc), np.float32(1e-9))
+
+    def verify_row(b: int, limit: int) -> _Row:
+        tokens, flat_ids = candidates[b].tolist(), retrive_index[b].tolist()
+        first_child = retrive_next_token[b].tolist()
+        next_sibling = retrive_next_sibling[b].tolist()
+        coins, probs = uniform_samples[b].numpy(), target_probs[b].numpy()
+        anomalies = 0
+
+        def find(node: int) -> int | None:
+            """The child that the node's coin accepts; marks those before it."""
+            nonlocal anomalies
+            mass = np.float32(0)
+            child = first_child[node]
+            for _ in range(num_nodes):
+                if not 0 <= child < num_nodes:
+                    break
+                token = tokens[child]
+                if 0 <= token < vocab_size and 0 <= flat_ids[child] < num_flat_ids:
+                    p = probs[node, token]
+                    if p > 0:
+                        with np.errstate(over="ignore"):
+                            mass = np.float32(mass + p)
+                            share = np.float32(mass / scale)
+                        if coins[node] < share or p >= np.float32(threshold_single):
+                            return child
+                    draft_probs[b, node, token] = float(p)
+                else:
+                    anomalies += 1
+                child = next_sibling[child]
+            anomalies += child != -1
+            return None
+
+        root = flat_ids[0]
+        if not 0 <= root < num_flat_ids:
+            root = b * num_nodes
+            anomalies += 1
+        node, path, emitted = 0, [root], []
+        is_complete = True
+        while len(emitted) < limit:
+            child = find(node)
+            if child is None:
+                is_complete = False
+                break
+            emitted.append(tokens[child])
+            node = child
+            path.append(flat_ids[child])
+        drawn, is_sound = _draw(
+            probs[node],
+            None if is_complete else draft_probs[b, node].numpy(),
+            None,
+            float(uniform_samples_for_final_sampling[b]),
+        )
+        emitted.append(drawn)
+        for j, (flat_id, token) in enumerate(zip(path, emitted, strict=True)):
+            accept_index[b, j] = flat_id
+            predicts[flat_id] = token
+        # A path that came back to a node, through links that go upwards, has overwritten its token.
+        emitted = [int(predicts[flat_id]) for flat_id in path]
+        return _Row(emitted, anomalies + (not is_sound))
+
+    return _verify_rows(
+        batch_size, num_steps, num_nodes, verify_row, accept_token_num, num_reqs, **outputs
+    )
+
+
+def verify_chain_sampling_ref(
+    draft_token_ids: Tensor,
+    target_probs: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    output_token_ids: Tensor,
+    accept_token_num: Tensor,
+    *,
+    draft_probs: Tensor | None = None,
+    output_accepted_token_num: Tensor | None = None,
+    output_emitted_draft_token_num: Tensor | None = None,
+    speculative_num_steps: int | None = None,
+    num_reqs: Tensor | None = None,
+    **outputs: Tensor | None,
+) -> RoundSums:
+    """Reference of `adaptive_spec_ext.verify_chain_sampling`."""
+    batch_size, width = draft_token_ids.shape
+    num_steps = width if speculative_num_steps is None else speculative_num_steps
+    vocab_size = target_probs.size(2)
+
+    def verify_row(b: int, limit: int) -> _Row:
+        drafts = draft_token_ids[b].tolist()
+        probs = target_probs[b].numpy()
+
+        def accepts(i: int) -> bool:
+            if not 0 <= drafts[i] < vocab_size:
+                return False
+            q = np.float32(1) if draft_probs is None else draft_probs[b, i].numpy()[drafts[i]]
+            with np.errstate(over="ignore", invalid="ignore"):
+                return bool(np.float32(uniform_samples[b, i].numpy() * q) < probs[i, drafts[i]])
+
+        accepted = [accepts(i) for i in range(limit)]
+        n = next((i for i, yes in enumerate(accepted) if not yes), limit)
+        anomalies = sum(not 0 <= token < vocab_size for token in drafts[: min(n + 1, limit)])
+        draft, excluded = None, None
+        if n < limit and draft_probs is not None:
+            draft = draft_probs[b, n].numpy()
+        elif n < limit and 0 <= drafts[n] < vocab_size:
+            excluded = drafts[n]
+        coin = float(uniform_samples_for_final_sampling[b])
+        drawn, is_sound = _draw(probs[n], draft, excluded, coin)
+        for counter, count in (
+            (output_accepted_token_num, sum(accepted)),
+            (output_emitted_draft_token_num, n),
+        ):
+            if counter is not None:
+                counter[b] += count
+        row = _Row([*drafts[:n], drawn], anomalies + (not is_sound))
         return _write_chain_row(output_token_ids, b, row)
 
     return _verify_rows(

@@ -107,6 +107,9 @@ _MUTATED = frozenset(
         "retrive_next_token",
         "retrive_next_sibling",
         "positions",
+        "draft_probs",
+        "output_accepted_token_num",
+        "output_emitted_draft_token_num",
     ]
 )
 
@@ -191,15 +194,29 @@ def tree_call(rng: np.random.Generator, case: CaseOptions) -> OpCall:
     """A call of verify_tree_greedy."""
     batch_size, num_nodes = case.batch_size, case.num_nodes
     tensors, options = _common(rng, case)
-    parents, first_child, next_sibling = random_forest(rng, batch_size, num_nodes)
-    # Few distinct tokens, so that siblings repeat them.
-    candidates = rng.integers(0, case.vocab_size, (batch_size, num_nodes))
+    parents = _tree(rng, case, tensors)
+    candidates = tensors["candidates"].view
     target = rng.integers(0, case.vocab_size, (batch_size, num_nodes))
     # Most nodes' choice is one of their children's tokens, so that walks go deep.
     for b in range(batch_size):
         for node in range(1, num_nodes):
             if rng.random() < 0.6:
                 target[b, parents[b, node]] = candidates[b, node]
+    if case.malformed:
+        _spoil(rng, target, _WRONG_TOKENS, 0.1)
+    tensors["target_predict"] = Guarded.of(target, torch.int64, strided=case.strided)
+    return _call("verify_tree_greedy", tensors, options, _TREE_INPUTS)
+
+
+_TREE_INPUTS = "retrive_index retrive_next_token retrive_next_sibling"
+
+
+def _tree(rng: np.random.Generator, case: CaseOptions, tensors: dict[str, Guarded]) -> np.ndarray:
+    """Adds a batch of trees and the outputs of walks through them; returns the nodes' parents."""
+    batch_size, num_nodes = case.batch_size, case.num_nodes
+    parents, first_child, next_sibling = random_forest(rng, batch_size, num_nodes)
+    # Few distinct tokens, so that siblings repeat them.
+    candidates = rng.integers(0, case.vocab_size, (batch_size, num_nodes))
     flat_ids = np.arange(batch_size * num_nodes, dtype=np.int64).reshape(batch_size, num_nodes)
     if case.malformed:
         links = [-1, -2, 0, 1, num_nodes - 1, num_nodes, num_nodes + 1, 2**31, -(2**40)]
@@ -207,13 +224,11 @@ def tree_call(rng: np.random.Generator, case: CaseOptions) -> OpCall:
         _spoil(rng, next_sibling, links, 0.3)
         _spoil(rng, flat_ids, [-1, -(2**33), batch_size * num_nodes, 2**40, 2**32], 0.1)
         _spoil(rng, candidates, _WRONG_TOKENS, 0.1)
-        _spoil(rng, target, _WRONG_TOKENS, 0.1)
     for name, values in {
         "candidates": candidates,
         "retrive_index": flat_ids,
         "retrive_next_token": first_child,
         "retrive_next_sibling": next_sibling,
-        "target_predict": target,
     }.items():
         tensors[name] = Guarded.of(values, torch.int64, strided=case.strided)
     tensors["predicts"] = Guarded.empty(
@@ -222,12 +237,7 @@ def tree_call(rng: np.random.Generator, case: CaseOptions) -> OpCall:
     tensors["accept_index"] = Guarded.empty(
         (batch_size, case.num_steps + 1 + case.extra_width), torch.int32, strided=case.strided
     )
-    return _call(
-        "verify_tree_greedy",
-        tensors,
-        options,
-        "retrive_index retrive_next_token retrive_next_sibling",
-    )
+    return parents
 
 
 def _drafts(
@@ -303,6 +313,91 @@ class _Logits(Guarded):
         return _Logits(view, block, self.inside)
 
 
+def _coins(rng: np.random.Generator, case: CaseOptions, shape: tuple[int, ...]) -> Guarded:
+    """Uniform numbers, often on the borders of the intervals that `_probabilities` make."""
+    coins = rng.random(shape, dtype=np.float32)
+    on_border = rng.random(shape) < 0.3
+    coins[on_border] = rng.choice(np.float32([0.0, 0.25, 0.5, 0.75, 1 - 2**-24]), on_border.sum())
+    if case.malformed:
+        spoilt = rng.random(shape) < 0.1
+        coins[spoilt] = rng.choice(np.float32([np.nan, -1.0, 1.0, np.inf]), spoilt.sum())
+    return Guarded.of(coins, torch.float32, strided=case.strided)
+
+
+def _probabilities(rng: np.random.Generator, case: CaseOptions, num_rows: int) -> np.ndarray:
+    """float32 [B, num_rows, V]: some rows with simple fractions. Malformed: rows that are zero,
+    not normalised, tiny, or have NaN, infinities or negative numbers in them."""
+    shape = (case.batch_size, num_rows, case.vocab_size)
+    probs = rng.dirichlet(np.full(case.vocab_size, 0.5), shape[:2]).astype(np.float32)
+    for row in probs.reshape(-1, case.vocab_size):
+        kind = rng.integers(12)
+        if kind < 3:
+            row[:] = np.bincount(rng.integers(0, case.vocab_size, 4), minlength=case.vocab_size) / 4
+        elif case.malformed and kind < 8:
+            if kind == 3:
+                row[:] = 0
+            elif kind == 4:
+                row *= np.float32(1.001)
+            elif kind == 5:
+                row[:] = 1e-42
+            else:
+                worst = np.float32([np.nan, np.inf, -np.inf, -0.5, 3e38])
+                row[rng.integers(case.vocab_size)] = rng.choice(worst)
+    return probs
+
+
+def _rows(values: np.ndarray, case: CaseOptions) -> Guarded:
+    """Rows of probabilities, which are contiguous; strided ones start unaligned."""
+    guarded = Guarded.empty((*values.shape[:2], values.shape[2] + 3), torch.float32, strided=False)
+    view = guarded.view[..., 3:] if case.strided else guarded.view[..., : values.shape[2]]
+    view.copy_(torch.from_numpy(values))
+    inside = torch.zeros_like(guarded.inside)
+    inside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
+    guarded.block[~inside] = SENTINEL
+    return _Logits(view, guarded.block, inside)
+
+
+def sampled_tree_call(rng: np.random.Generator, case: CaseOptions) -> OpCall:
+    """A call of tree_speculative_sampling_target_only."""
+    tensors, options = _common(rng, case)
+    _tree(rng, case, tensors)
+    shape = (case.batch_size, case.num_nodes)
+    tensors["uniform_samples"] = _coins(rng, case, shape)
+    tensors["uniform_samples_for_final_sampling"] = _coins(rng, case, shape[:1])
+    tensors["target_probs"] = _rows(_probabilities(rng, case, case.num_nodes), case)
+    draft_probs = _probabilities(rng, case, case.num_nodes)
+    draft_probs[rng.random(shape) < 0.7] = 0
+    tensors["draft_probs"] = _rows(draft_probs, case)
+    if rng.random() < 0.3:
+        options["threshold_single"], options["threshold_acc"] = 0.5, 0.75
+    return _call("tree_speculative_sampling_target_only", tensors, options, _TREE_INPUTS)
+
+
+def sampled_chain_call(
+    rng: np.random.Generator, case: CaseOptions, *, has_draft_probs: bool = True
+) -> OpCall:
+    """A call of verify_chain_sampling."""
+    tensors, options = _common(rng, case)
+    width = case.num_steps + case.extra_width
+    drafts = rng.integers(0, case.vocab_size, (case.batch_size, width))
+    if case.malformed:
+        _spoil(rng, drafts, [-1, -7, 2**31 - 1, case.vocab_size], 0.1)
+    tensors["draft_token_ids"] = Guarded.of(drafts, torch.int32, strided=case.strided)
+    if has_draft_probs:
+        tensors["draft_probs"] = _rows(_probabilities(rng, case, width), case)
+    tensors["target_probs"] = _rows(_probabilities(rng, case, width + 1), case)
+    tensors["uniform_samples"] = _coins(rng, case, (case.batch_size, width))
+    tensors["uniform_samples_for_final_sampling"] = _coins(rng, case, (case.batch_size,))
+    tensors["output_token_ids"] = Guarded.empty(
+        (case.batch_size, width + 1), torch.int32, strided=case.strided
+    )
+    if case.outputs:
+        for name in ("output_accepted_token_num", "output_emitted_draft_token_num"):
+            counts = rng.integers(0, 100, case.batch_size)
+            tensors[name] = Guarded.of(counts, torch.int32, strided=case.strided)
+    return _call("verify_chain_sampling", tensors, options, "draft_probs")
+
+
 def chain_tree_call(rng: np.random.Generator, case: CaseOptions) -> OpCall:
     """A call of build_chain_tree."""
     shape = (case.batch_size, case.num_nodes)
@@ -342,5 +437,7 @@ def sample_calls(seed: int = 0) -> Mapping[str, OpCall]:
         calls[f"chain, {name}"] = chain_call(rng, case)
         calls[f"logits, {name}"] = logits_call(rng, case, torch.float32)
         calls[f"chain tree, {name}"] = chain_tree_call(rng, case)
+        calls[f"sampled tree, {name}"] = sampled_tree_call(rng, case)
+        calls[f"sampled chain, {name}"] = sampled_chain_call(rng, case)
     calls["logits, bfloat16"] = logits_call(rng, full, torch.bfloat16)
     return calls

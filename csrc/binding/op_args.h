@@ -154,8 +154,8 @@ struct SampleChainArgs {
 
   template <typename Visit>
   void for_each_tensor(Visit&& visit) const {
-    visit("draft_token_ids", draft_token_ids);
     visit("draft_probs", draft_probs);
+    visit("draft_token_ids", draft_token_ids);
     visit("target_probs", target_probs);
     visit("uniform_samples", uniform_samples);
     visit("uniform_samples_for_final_sampling", uniform_samples_for_final_sampling);

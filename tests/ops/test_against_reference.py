@@ -17,6 +17,8 @@ from adaptive_spec.testing.op_cases import (
     chain_tree_call,
     logits_call,
     sample_calls,
+    sampled_chain_call,
+    sampled_tree_call,
     tree_call,
 )
 
@@ -24,10 +26,10 @@ SAMPLES = sample_calls()
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-def check(call: OpCall) -> ops_ref.RoundSums:
+def check(call: OpCall, **extra) -> ops_ref.RoundSums:
     expected = call.clone()
-    sums = expected.run(getattr(ops_ref, f"{call.op}_ref"))
-    call.run(getattr(adaptive_spec_ext, call.op))
+    sums = expected.run(getattr(ops_ref, f"{call.op}_ref"), **extra)
+    call.run(getattr(adaptive_spec_ext, call.op), **extra)
     call.assert_equal(expected)
     return sums
 
@@ -95,6 +97,19 @@ def test_logits_of_vocabularies_around_block_sizes(rng, vocab_size, dtype, malfo
     check(logits_call(rng, case, dtype))
 
 
+@settings(max_examples=150, deadline=None)
+@given(rng=seeds, case=case_options(max_batch_size=12, max_nodes=24))
+def test_sampled_tree(rng, case):
+    check(sampled_tree_call(rng, case))
+
+
+@settings(max_examples=150, deadline=None)
+@given(rng=seeds, case=case_options(max_batch_size=12), has_draft_probs=st.booleans())
+def test_sampled_chain(rng, case, has_draft_probs):
+    call = sampled_chain_call(rng, case, has_draft_probs=has_draft_probs)
+    check(call, **({} if has_draft_probs else {"draft_probs": None}))
+
+
 @settings(max_examples=50, deadline=None)
 @given(rng=seeds, case=case_options())
 def test_chain_tree(rng, case):
@@ -105,8 +120,14 @@ def test_the_generator_reaches_deep_walks_and_every_kind_of_anomaly():
     """Agreement on batches where nothing happens would prove nothing."""
     rng = np.random.default_rng(1)
     case = CaseOptions(64, 6, num_nodes=32, vocab_size=3)
-    for make in (tree_call, chain_call, lambda rng, case: logits_call(rng, case, torch.float32)):
+    for make in (
+        tree_call,
+        chain_call,
+        lambda rng, case: logits_call(rng, case, torch.float32),
+        sampled_tree_call,
+        sampled_chain_call,
+    ):
         clean = check(make(rng, case))
-        assert clean.accepted > 64, "fewer than one accepted draft per request"
+        assert clean.accepted > 32, "fewer than one accepted draft in two requests"
         assert clean.anomalies == 0
         assert check(make(rng, dataclasses.replace(case, malformed=True))).anomalies > 10

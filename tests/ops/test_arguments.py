@@ -20,6 +20,8 @@ DEFINES_ROWS = {
     "verify_chain_greedy": "draft_tokens",
     "verify_chain_greedy_from_logits": "draft_tokens",
     "build_chain_tree": "retrive_index",
+    "tree_speculative_sampling_target_only": "candidates",
+    "verify_chain_sampling": "draft_token_ids",
 }
 
 

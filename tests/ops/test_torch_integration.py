@@ -20,7 +20,9 @@ def split_arguments(call: OpCall) -> tuple[list, dict]:
     arguments = call.arguments()
     schema = overload(call)._schema
     positional = [
-        arguments.pop(argument.name) for argument in schema.arguments if not argument.kwarg_only
+        arguments.pop(argument.name, argument.default_value)
+        for argument in schema.arguments
+        if not argument.kwarg_only
     ]
     return positional, arguments
 
