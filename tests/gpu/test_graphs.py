@@ -1,5 +1,7 @@
 """Captured ops: replays with other inputs and other counts of live rows, and padding rows."""
 
+import functools
+
 import adaptive_spec_ext
 import numpy as np
 import pytest
@@ -36,15 +38,35 @@ def make_inputs(kind: str, batch_size: int, steps: int) -> list[OpCall]:
             batch_size,
             steps,
             num_nodes=8,
-            vocab_size=20_011 if kind == "logits" else 5,
+            # Of two pieces.
+            vocab_size=9_001 if kind == "logits" else 5,
             num_reqs=int(rng.integers(-1, batch_size + 2)),
             max_accept=True,
-            malformed=True,
+            malformed=i >= 7,
         )
         call = VERIFY_OPS[kind](rng, case)
         call.tensors["max_accept"].view.fill_(steps if i < 7 else 0)
         calls.append(call)
     return calls
+
+
+@functools.cache
+def run_on_cpu(kind: str, batch_size: int):
+    """The rounds that graphs are compared with: inputs, S of each round, lanes and state."""
+    inputs = {steps: make_inputs(kind, batch_size, steps) for steps in STEPS}
+    state = AdaptiveState(CONFIG, 3)
+    lanes = {
+        steps: Lane(inputs[steps][0], "cpu", slot=SLOT, **state_arguments(state)) for steps in STEPS
+    }
+    steps_used = []
+    for round_ in range(NUM_REPLAYS):
+        steps = state.ring.read(round_ - 1, SLOT).speculative_num_steps
+        lanes[steps].load(inputs[steps][round_ % len(inputs[steps])])
+        lanes[steps].launch()
+        lanes[steps].record()
+        steps_used.append(steps)
+    assert state.slots[SLOT].num_switches > NUM_REPLAYS / 50
+    return inputs, steps_used, lanes, state
 
 
 @pytest.mark.parametrize("kind", VERIFY_OPS)
@@ -55,22 +77,7 @@ def test_a_thousand_replays(device, kind, batch_size, give_workspace):
 
     With a workspace of its own, a graph holds the launch that zeroes it.
     """
-    inputs = {steps: make_inputs(kind, batch_size, steps) for steps in STEPS}
-    expected_state = AdaptiveState(CONFIG, 3)
-    expected = {
-        steps: Lane(inputs[steps][0], "cpu", slot=SLOT, **state_arguments(expected_state))
-        for steps in STEPS
-    }
-    steps_used = []
-    for replay in range(NUM_REPLAYS):
-        steps = expected_state.ring.read(replay - 1, SLOT).speculative_num_steps
-        lane = expected[steps]
-        lane.load(inputs[steps][replay % len(inputs[steps])])
-        lane.launch()
-        lane.record()
-        steps_used.append(steps)
-    assert expected_state.slots[SLOT].num_switches > NUM_REPLAYS / 50
-
+    inputs, steps_used, expected, expected_state = run_on_cpu(kind, batch_size)
     state = AdaptiveState(CONFIG, 3, device=device)
     workspace = adaptive_spec_ext.verify_workspace(batch_size, max(STEPS) + 1, device=device)
     extra = {"workspace": workspace} if give_workspace else {}
@@ -80,8 +87,8 @@ def test_a_thousand_replays(device, kind, batch_size, give_workspace):
         lanes[steps] = Lane(inputs[steps][0], device, slot=SLOT, **state_arguments(state), **extra)
         replays[steps] = capture(lanes[steps].launch)
         on_device[steps] = [call.to(device) for call in inputs[steps]]
-    for replay, steps in enumerate(steps_used):
-        lanes[steps].load(on_device[steps][replay % len(on_device[steps])])
+    for round_, steps in enumerate(steps_used):
+        lanes[steps].load(on_device[steps][round_ % len(on_device[steps])])
         replays[steps]()
         lanes[steps].record()
     for steps in STEPS:
@@ -90,23 +97,25 @@ def test_a_thousand_replays(device, kind, batch_size, give_workspace):
     assert_counters_at_zero(workspace)
 
 
-def poison(call: OpCall, first: int) -> None:
-    """Make rows from `first` on such that looking at any of them shows in the live rows or sums."""
+def spoil(call: OpCall, first: int, steps: int) -> None:
+    """Make rows from `first` on such that a look at any of them is an anomaly."""
     for name, tensor in call.tensors.items():
-        if name in ("num_reqs", "accepted_tokens", "predicts") or tensor.view.dim() == 0:
-            continue
-        is_float = tensor.view.is_floating_point()
-        tensor.view[first:] = float("nan") if is_float else SENTINEL
+        if name == "max_accept":
+            tensor.view[first:] = steps
+        elif name not in call.mutated and name != "num_reqs":
+            tensor.view[first:] = float("nan") if tensor.view.is_floating_point() else SENTINEL
 
 
+@pytest.mark.parametrize("padding", ["stale", "poisoned"])
 @pytest.mark.parametrize("kind", VERIFY_OPS)
-def test_three_live_rows_of_a_graph_for_eight(device, kind):
-    """Padding holds stale data: it must not be counted, and nothing may be written for it."""
+def test_three_live_rows_of_a_graph_for_eight(device, kind, padding):
+    """Padding holds the last batch's data or worse: it must not count, nor be written to."""
     rng = np.random.default_rng(8)
-    full = VERIFY_OPS[kind](rng, CaseOptions(8, 3, num_nodes=9, num_reqs=8, max_accept=True))
+    full = VERIFY_OPS[kind](rng, CaseOptions(8, 3, num_nodes=9, num_reqs=8))
     padded = full.clone()
     padded.tensors["num_reqs"].view.fill_(3)
-    poison(padded, 3)
+    if padding == "poisoned":
+        spoil(padded, 3, steps=3)
     untouched = padded.clone()
     expected = padded.clone()
     expected_state = AdaptiveState(CONFIG, 3)

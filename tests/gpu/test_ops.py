@@ -214,6 +214,8 @@ def test_state_and_ring(device, kind, batch_size, give_workspace):
             batch_size, steps, num_nodes=10, num_reqs=num_reqs, max_accept=True, malformed=True
         )
         expected = VERIFY_OPS[kind](rng, case)
+        if round_ // 8 % 2:
+            expected.tensors["max_accept"].view.zero_()
         actual = expected.to(device)
         function = getattr(ops, expected.op)
         expected.run(function, state=expected_state, slot=slot)
