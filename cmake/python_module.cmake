@@ -22,8 +22,8 @@ target_compile_options(adaptive_spec_ops PRIVATE -Wall -Wextra)
 target_compile_definitions(adaptive_spec_ops PRIVATE TORCH_TARGET_VERSION=0x020a000000000000)
 
 pybind11_add_module(_C MODULE NO_EXTRAS
-  csrc/binding/decision_ring.cpp csrc/binding/host.cpp csrc/binding/module.cpp
-  csrc/binding/step_reader.cpp)
+  csrc/binding/decision_ring.cpp csrc/binding/host.cpp csrc/binding/mapped_memory.cpp
+  csrc/binding/module.cpp csrc/binding/ring_dlpack.cpp csrc/binding/step_reader.cpp)
 target_link_libraries(_C PRIVATE
   adaptive_spec_ops $<TARGET_OBJECTS:adaptive_spec_cpu> "${ADAPTIVE_SPEC_TORCH_DIR}/lib/libtorch_cpu.so")
 target_compile_options(_C PRIVATE -Wall -Wextra)
@@ -33,3 +33,9 @@ target_compile_definitions(_C PRIVATE
   AS_BUILD_NVCC_VERSION="${CMAKE_CUDA_COMPILER_VERSION}")
 # No path to the torch of the build machine: `import torch` comes first and has libtorch loaded.
 set_target_properties(_C PROPERTIES SKIP_BUILD_RPATH ON)
+if(ADAPTIVE_SPEC_HAS_NVCC)
+  # The static runtime: it looks for the driver at the first call, so that the module loads without one.
+  find_package(CUDAToolkit REQUIRED)
+  target_compile_definitions(_C PRIVATE AS_CUDA=1)
+  target_link_libraries(_C PRIVATE CUDA::cudart_static)
+endif()
