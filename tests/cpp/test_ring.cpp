@@ -7,7 +7,8 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -210,8 +211,10 @@ void test_every_round_arrives(int64_t first_round) {
           const DecisionWord word = rounds.ring->wait(round, slot, 60.0);
           CHECK("wrong decision" && word == expected.decision(round, slot));
         }
-        // Published before the decisions, which were acquired.
-        CHECK(record(*rounds.ring, expected, round) == Seen::kValue);
+        Seen observed;
+        while ((observed = record(*rounds.ring, expected, round)) == Seen::kNotYet) {
+        }
+        CHECK(observed == Seen::kValue);
         mine.store(round + 1, std::memory_order_relaxed);
       }
     });
@@ -279,6 +282,16 @@ constexpr int64_t kBatchSizes[kNumSlots] = {1, 9, 17};
 int32_t next_steps(StepReader& reader, int32_t slot) {
   const auto steps = reader.try_next_steps(kBatchSizes[slot]);
   return steps ? *steps : reader.next_steps(kBatchSizes[slot]);
+}
+
+void test_a_device_index_without_cuda_code_says_so() {
+  std::string message;
+  try {
+    DecisionRing(8, kNumSlots, 0);
+  } catch (const std::runtime_error& error) {
+    message = error.what();
+  }
+  CHECK(message.find("this build has no CUDA code") != std::string::npos);
 }
 
 // As the host does it: with a lag of 2, round r runs with the decision of r - 2.
@@ -355,6 +368,7 @@ int main() {
   for (int64_t first_round : {int64_t{0}, kWrap - 20, kWrap - 4}) {
     test_no_order_between_words_is_needed(first_round);
   }
+  test_a_device_index_without_cuda_code_says_so();
   test_step_reader_uses_no_fresher_decision();
   test_step_reader_gives_up_and_starts_no_round();
   test_step_reader_waits_for_a_slow_writer();

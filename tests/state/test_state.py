@@ -194,13 +194,13 @@ SLOT = st.fixed_dictionaries(
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_the_state_equals_the_python_reference_bit_for_bit(data):
+def test_the_state_equals_the_python_reference_bit_for_bit(device, data):
     """Any config and counts, stale and empty rounds: S, EMA bits, count, reason, return value."""
     keys = sorted(data.draw(st.sets(st.sampled_from([1, 2, 5, 8, 32]), min_size=1, max_size=3)))
     config = {str(key): data.draw(SLOT) for key in keys}
     initial = data.draw(st.integers(0, 12))
     graphs = data.draw(st.sampled_from([None, [1, 2, 4, 8], [8, 64]]))
-    state = AdaptiveState(config, initial)
+    state = AdaptiveState(config, initial, device=device)
     reference = AdaptiveSpeculativeParams(initial, config)
     state.set_cuda_graph_bs(graphs)
     reference.set_cuda_graph_bs(graphs)
