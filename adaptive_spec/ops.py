@@ -21,9 +21,11 @@ __all__ = [
     "verify_chain_greedy",
     "verify_chain_greedy_from_logits",
     "verify_tree_greedy",
+    "verify_workspace",
 ]
 
 build_chain_tree = _ext.build_chain_tree
+verify_workspace = _ext.verify_workspace
 
 
 def _with_state(keywords: dict[str, Any], state: AdaptiveState | None) -> dict[str, Any]:

@@ -262,12 +262,10 @@ class AdaptiveState:
         header, configs, _ = _views(saved.numpy(), len(self.config.slots))
         if header["magic"] != _C.STATE_MAGIC:
             raise ValueError("`state_dict` was saved by a version with another state layout")
-        pending = ("pending_accepted", "pending_anomalies", "ticket")
-        if any(header[name] != 0 for name in pending):
+        if header["pending"].any():
             raise ValueError(
-                "`state_dict` is a copy made while a round was in flight: "
-                + ", ".join(f"{name} is {header[name]}" for name in pending)
-                + "; they must be 0"
+                "`state_dict` is a copy made while a round was in flight: its pending sums and "
+                f"ticket must be 0, got {header['pending'].tolist()}"
             )
         _check_same_config(configs, self._configs)
         self._wait_for_rounds()

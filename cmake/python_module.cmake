@@ -21,6 +21,13 @@ target_include_directories(adaptive_spec_ops SYSTEM PRIVATE "${ADAPTIVE_SPEC_TOR
 target_compile_options(adaptive_spec_ops PRIVATE -Wall -Wextra)
 target_compile_definitions(adaptive_spec_ops PRIVATE TORCH_TARGET_VERSION=0x020a000000000000)
 
+if(ADAPTIVE_SPEC_HAS_NVCC)
+  target_sources(adaptive_spec_ops PRIVATE csrc/binding/ops_cuda.cpp)
+  target_include_directories(adaptive_spec_ops SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+endif()
+
+list(JOIN CMAKE_CUDA_ARCHITECTURES " " cuda_architectures)
+
 pybind11_add_module(_C MODULE NO_EXTRAS
   csrc/binding/decision_ring.cpp csrc/binding/host.cpp csrc/binding/mapped_memory.cpp
   csrc/binding/module.cpp csrc/binding/ring_dlpack.cpp csrc/binding/step_reader.cpp)
@@ -30,12 +37,12 @@ target_compile_options(_C PRIVATE -Wall -Wextra)
 target_compile_definitions(_C PRIVATE
   AS_BUILD_TORCH_VERSION="${ADAPTIVE_SPEC_TORCH_VERSION}"
   AS_BUILD_COMPILER="${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}"
-  AS_BUILD_NVCC_VERSION="${CMAKE_CUDA_COMPILER_VERSION}")
+  AS_BUILD_NVCC_VERSION="${CMAKE_CUDA_COMPILER_VERSION}"
+  AS_BUILD_CUDA_ARCHITECTURES="${cuda_architectures}")
+if(ADAPTIVE_SPEC_HAS_NVCC)
+  target_compile_definitions(_C PRIVATE AS_CUDA)
+  # The static runtime: the machine that loads the module needs a driver, and only to use a GPU.
+  target_link_libraries(_C PRIVATE $<TARGET_OBJECTS:adaptive_spec_cuda> CUDA::cudart_static)
+endif()
 # No path to the torch of the build machine: `import torch` comes first and has libtorch loaded.
 set_target_properties(_C PROPERTIES SKIP_BUILD_RPATH ON)
-if(ADAPTIVE_SPEC_HAS_NVCC)
-  # The static runtime: it looks for the driver at the first call, so that the module loads without one.
-  find_package(CUDAToolkit REQUIRED)
-  target_compile_definitions(_C PRIVATE AS_CUDA=1)
-  target_link_libraries(_C PRIVATE CUDA::cudart_static)
-endif()

@@ -42,6 +42,11 @@ Keyword arguments of every verify op:
 ``accepted_tokens``
     int64 [>= B * (S + 1)], out: all emitted tokens (drafts and bonus) of the live requests, packed
     in request order. What lies behind them is left untouched.
+``workspace``
+    int64, 1-D, contiguous, mutated: scratch memory from `verify_workspace`, for one launch at a
+    time. Only CUDA launches of several thread blocks use it: always
+    ``verify_chain_greedy_from_logits``, and ``accepted_tokens`` of more than 16 requests without a
+    state. Where it is needed and not given, the op allocates a zeroed one, which is a launch more.
 
 Errors: ``ValueError`` names the argument, what was expected and what came; nothing has been written
 then. Malformed contents, as opposed to shapes, are no error, since no op may look at them from the
@@ -72,9 +77,11 @@ __all__ = [
     "verify_chain_greedy",
     "verify_chain_greedy_from_logits",
     "verify_tree_greedy",
+    "verify_workspace",
 ]
 
-#: What the binary was built with: ``torch_version``, ``compiler``, ``nvcc_version``, ``cuda_ops``.
+#: What the binary was built with: ``torch_version``, ``compiler``, ``nvcc_version``, ``cuda_ops``,
+#: ``cuda_architectures``.
 build_info: dict = _C.build_info
 
 
@@ -95,6 +102,7 @@ class VerifyOptions(TypedDict, total=False):
     new_seq_lens: Tensor | None
     select_index: Tensor | None
     accepted_tokens: Tensor | None
+    workspace: Tensor | None
 
 
 class VerifyKeywords(VerifyOptions, total=False):
@@ -200,7 +208,8 @@ def verify_chain_greedy_from_logits(
 
     The target's choice is the largest logit of its row, the lowest index among equals, NaN left
     out. A row with a NaN in it counts as an anomaly; one with nothing above -inf does too, yields
-    token 0, and ends the walk. On the CPU no row behind the first mismatch is read.
+    token 0, and ends the walk. On the CPU no row behind the first mismatch is read; on a GPU rows
+    are read side by side, and those behind a mismatch that is already known are left out.
 
     Args:
         draft_tokens: int64 [B, >= S]. A draft outside [0, V) is never accepted.
@@ -284,3 +293,28 @@ def build_chain_tree(
         seq_lens=seq_lens,
         num_reqs=num_reqs,
     )
+
+
+def verify_workspace(
+    batch_size: int, num_draft_tokens: int, *, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Scratch memory for the verify ops, made once and passed as ``workspace``.
+
+    Every launch leaves it ready for the next, so it may be captured in a graph and replayed; two
+    launches that may run at the same time need one each.
+
+    Args:
+        batch_size: largest B it is to serve, padding included.
+        num_draft_tokens: largest D = S + 1 of a chain.
+        device: that of the ops' tensors.
+
+    Returns:
+        int64 [num_words], zero.
+
+    Raises ValueError for a negative size.
+    """
+    for name, value in (("batch_size", batch_size), ("num_draft_tokens", num_draft_tokens)):
+        if value < 0:
+            raise ValueError(f"verify_workspace: argument `{name}`: expected >= 0, got {value}")
+    num_words = _C.num_workspace_words(batch_size, num_draft_tokens)
+    return torch.zeros(num_words, dtype=torch.int64, device=device)

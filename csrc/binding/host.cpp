@@ -10,6 +10,7 @@
 #include "ring_dlpack.h"
 #include "round.h"
 #include "step_reader.h"
+#include "workspace.h"
 
 namespace py = pybind11;
 
@@ -103,9 +104,7 @@ py::dict record_dtypes() {
                                      AS_FIELD(StateHeader, ring_depth),
                                      AS_FIELD(StateHeader, next_round),
                                      AS_FIELD(StateHeader, num_anomalies),
-                                     AS_FIELD(StateHeader, pending_accepted),
-                                     AS_FIELD(StateHeader, pending_anomalies),
-                                     AS_FIELD(StateHeader, ticket)};
+                                     {"pending", offsetof(StateHeader, pending), py::dtype("3i8")}};
   const std::vector<Field> config = {
       AS_FIELD(SlotConfig, ema_alpha),
       AS_FIELD(SlotConfig, up_hysteresis),
@@ -147,6 +146,8 @@ void register_host(py::module_& m) {
   m.attr("MAX_CANDIDATES") = kMaxCandidates;
   m.attr("STATE_MAGIC") = kStateMagic;
   m.def("record_dtypes", &record_dtypes, "The state's records as numpy dtypes, by name.");
+  m.def("num_workspace_words", &Workspace::num_words, py::arg("batch_size"),
+        py::arg("num_draft_tokens"));
   m.def("num_state_words", [](int64_t num_slots) { return num_state_words(num_slots); });
   m.def(
       "reset_state",

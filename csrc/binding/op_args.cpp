@@ -4,6 +4,7 @@
 #include <string>
 
 #include "round.h"
+#include "workspace.h"
 
 namespace adaptive_spec {
 namespace {
@@ -22,9 +23,9 @@ void check_together(const Checker& check, const char* name_a, bool has_a, const 
   fail_argument(check.op(), missing.c_str(), "a tensor, since `" + given + "` is given", "None");
 }
 
-// A state or ring: one flat block of words.
-int64_t* words(const Checker& check, const char* name, const Tensor& tensor) {
-  const auto vector = check.vector<int64_t>(name, tensor, at_least(1));
+// A state, ring or workspace: one flat block of words.
+int64_t* words(const Checker& check, const char* name, const Tensor& tensor, int64_t min_size) {
+  const auto vector = check.vector<int64_t>(name, tensor, at_least(min_size));
   if (vector.stride != 1) {
     fail_argument(check.op(), name, "a contiguous tensor",
                   "one with stride " + std::to_string(vector.stride));
@@ -35,20 +36,23 @@ int64_t* words(const Checker& check, const char* name, const Tensor& tensor) {
 AdaptiveTarget adaptive_target(const Checker& check, const Tensor& state, const Tensor& ring,
                                int64_t slot, StateMemory memory) {
   AdaptiveTarget target;
-  target.words = words(check, "state", state);
-  target.ring = words(check, "ring", ring);
+  target.words = words(check, "state", state, 1);
+  target.ring = words(check, "ring", ring, 1);
+  target.num_words = state.numel();
+  target.num_ring_words = ring.numel();
   target.slot = static_cast<int32_t>(check.integer("slot", slot, 0, kMaxSlots - 1));
   if (memory == StateMemory::kHostReadable) {
-    const char* error = state_error(target.words, state.numel(), ring.numel(), slot);
+    const char* error = state_error(target.words, target.num_words, target.num_ring_words, slot);
     if (error != nullptr) fail(check.op(), error);
   }
   return target;
 }
 
-// num_steps: S, already checked; num_verified: D.
+// num_steps: S, already checked; num_verified: D; num_positions: rows of logits of a request that
+// the op works through, 0 if it is given the choices.
 RoundParams round_params(const Checker& check, const CommonArgs& common,
                          const Tensor& accept_token_num, int64_t batch_size, int64_t num_steps,
-                         int64_t num_verified, StateMemory memory) {
+                         int64_t num_verified, int64_t num_positions, StateMemory memory) {
   RoundParams round;
   round.batch_size = batch_size;
   round.num_steps = num_steps;
@@ -68,6 +72,11 @@ RoundParams round_params(const Checker& check, const CommonArgs& common,
   outputs.accepted_tokens = check.vector<int64_t>("accepted_tokens", common.accepted_tokens,
                                                   at_least(batch_size * (num_steps + 1)));
   outputs.num_verified = num_verified;
+  if (common.workspace) {
+    const Tensor& workspace = *common.workspace;
+    const int64_t num_words = Workspace::num_words(batch_size, num_positions);
+    round.workspace = Workspace(words(check, "workspace", workspace, num_words), workspace.numel());
+  }
 
   check_together(check, "state", common.state.has_value(), "ring", common.ring.has_value());
   if (common.state) {
@@ -113,8 +122,8 @@ VerifyTreeParams to_params(const VerifyTreeArgs& args, StateMemory memory) {
   tree.accept_index =
       check.matrix<int32_t>("accept_index", args.accept_index, batch_size, at_least(1));
   const int64_t steps = num_steps(check, args.common, args.accept_index.size(1) - 1);
-  params.round =
-      round_params(check, args.common, args.accept_token_num, batch_size, steps, num_nodes, memory);
+  params.round = round_params(check, args.common, args.accept_token_num, batch_size, steps,
+                              num_nodes, 0, memory);
   return params;
 }
 
@@ -131,8 +140,8 @@ VerifyChainParams to_params(const VerifyChainArgs& args, StateMemory memory) {
   params.output_token_ids = check.matrix<int32_t>("output_token_ids", args.output_token_ids,
                                                   batch_size, at_least(steps + 1));
   params.output_width = args.output_token_ids.size(1);
-  params.round =
-      round_params(check, args.common, args.accept_token_num, batch_size, steps, steps + 1, memory);
+  params.round = round_params(check, args.common, args.accept_token_num, batch_size, steps,
+                              steps + 1, 0, memory);
   return params;
 }
 
@@ -153,11 +162,11 @@ VerifyChainLogitsParams to_params(const VerifyChainLogitsArgs& args, StateMemory
     params.logits_type = LogitsType::kBFloat16;
   } else if (dtype == aoti_torch_dtype_float16()) {
     params.logits_type = LogitsType::kFloat16;
-  } else if (dtype == aoti_torch_dtype_float64()) {
+  } else if (dtype == aoti_torch_dtype_float64() && memory == StateMemory::kHostReadable) {
     params.logits_type = LogitsType::kFloat64;
   } else {
-    fail_argument(check.op(), "target_logits", "dtype float16, bfloat16, float32 or float64",
-                  dtype_name(dtype));
+    fail_argument(check.op(), "target_logits",
+                  "dtype float16, bfloat16, float32 or, on the CPU, float64", dtype_name(dtype));
   }
   check.shape("target_logits", logits, {batch_size, at_least(steps + 1), at_least(1)});
   params.vocab_size = logits.size(2);
@@ -176,8 +185,8 @@ VerifyChainLogitsParams to_params(const VerifyChainLogitsArgs& args, StateMemory
   params.output_token_ids = check.matrix<int32_t>("output_token_ids", args.output_token_ids,
                                                   batch_size, at_least(steps + 1));
   params.output_width = args.output_token_ids.size(1);
-  params.round =
-      round_params(check, args.common, args.accept_token_num, batch_size, steps, steps + 1, memory);
+  params.round = round_params(check, args.common, args.accept_token_num, batch_size, steps,
+                              steps + 1, steps + 1, memory);
   return params;
 }
 

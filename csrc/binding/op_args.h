@@ -25,6 +25,7 @@ struct CommonArgs {
   const OptionalTensor& new_seq_lens;
   const OptionalTensor& select_index;
   const OptionalTensor& accepted_tokens;
+  const OptionalTensor& workspace;
 
   template <typename Visit>
   void for_each_tensor(Visit&& visit) const {
@@ -38,6 +39,7 @@ struct CommonArgs {
     visit("new_seq_lens", new_seq_lens);
     visit("select_index", select_index);
     visit("accepted_tokens", accepted_tokens);
+    visit("workspace", workspace);
   }
 };
 

@@ -15,12 +15,12 @@ namespace adaptive_spec {
       const OptionalTensor &max_accept, const OptionalTensor &accept_lens,          \
       const OptionalTensor &bonus_tokens, const OptionalTensor &seq_lens,           \
       const OptionalTensor &new_seq_lens, const OptionalTensor &select_index,       \
-      const OptionalTensor &accepted_tokens
+      const OptionalTensor &accepted_tokens, const OptionalTensor &workspace
 
 #define AS_COMMON_ARGS                                                                         \
   CommonArgs {                                                                                 \
     state, ring, slot, speculative_num_steps, num_reqs, max_accept, accept_lens, bonus_tokens, \
-        seq_lens, new_seq_lens, select_index, accepted_tokens                                  \
+        seq_lens, new_seq_lens, select_index, accepted_tokens, workspace                       \
   }
 
 template <typename Device>

@@ -7,7 +7,7 @@
   "Tensor(s!)? state=None, Tensor(t!)? ring=None, int slot=0, int? speculative_num_steps=None, " \
   "Tensor? num_reqs=None, Tensor? max_accept=None, Tensor(u!)? accept_lens=None, "               \
   "Tensor(v!)? bonus_tokens=None, Tensor? seq_lens=None, Tensor(w!)? new_seq_lens=None, "        \
-  "Tensor(x!)? select_index=None, Tensor(y!)? accepted_tokens=None"
+  "Tensor(x!)? select_index=None, Tensor(y!)? accepted_tokens=None, Tensor(z!)? workspace=None"
 
 STABLE_TORCH_LIBRARY(adaptive_spec, m) {
   m.def(

@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "macros.h"
-#include "strided.h"
 
 namespace adaptive_spec {
 
@@ -36,8 +35,13 @@ AS_HD uint32_t bits_from_float(float value) {
 AS_HD double comparable(double x) { return x; }
 AS_HD float comparable(float x) { return x; }
 AS_HD float comparable(BFloat16 x) { return float_from_bits(static_cast<uint32_t>(x.bits) << 16); }
-// Written without branches: compilers then vectorise it.
 AS_HD float comparable(Half x) {
+#if defined(__CUDA_ARCH__)
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(x.bits));
+  return value;
+#else
+  // Written without branches: compilers then vectorise it.
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
   const int32_t magnitude = x.bits & 0x7fff;
   const uint32_t shifted = static_cast<uint32_t>(magnitude) << 13;
@@ -46,6 +50,7 @@ AS_HD float comparable(Half x) {
   const uint32_t finite = magnitude < 0x0400 ? subnormal : shifted + (112u << 23);
   const uint32_t bits = magnitude < 0x7c00 ? finite : shifted | 0x7f800000u;
   return float_from_bits(sign | bits);
+#endif
 }
 
 template <typename T>
@@ -60,6 +65,21 @@ struct Argmax {
     if (x > value) {
       value = x;
       index = i;
+    }
+  }
+  // `n` entries from index `first` on, in ascending order as above. Their maximum is found first;
+  // only a run that beats all before it, which soon becomes rare, is searched for the place.
+  template <int n>
+  AS_HD void take_run(const T (&run)[n], int64_t first) {
+    T top = value;
+    for (int k = 0; k < n; ++k) {
+      has_nan |= run[k] != run[k];
+      top = run[k] > top ? run[k] : top;
+    }
+    if (!(top > value)) return;
+    value = top;
+    for (int k = n - 1; k >= 0; --k) {
+      if (run[k] == top) index = first + k;
     }
   }
   // False for a row of nothing but NaN and -inf: no token of it is any better than another.
@@ -77,14 +97,5 @@ struct MergeArgmax {
     return a;
   }
 };
-
-template <typename Group, typename T>
-AS_HD auto argmax(const Group& group, const T* logits, int64_t vocab_size) {
-  Argmax<decltype(comparable(T{}))> best;
-  for (int64_t i = group.rank(); i < vocab_size; i += group.size()) {
-    best.take(comparable(logits[i]), i);
-  }
-  return group.reduce(best, MergeArgmax{});
-}
 
 }  // namespace adaptive_spec

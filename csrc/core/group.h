@@ -1,13 +1,11 @@
 // The lanes that work on one request together. Walks are templates over a group, so that one text
-// serves a CPU thread and a warp. A group offers
+// serves a CPU thread and a warp (csrc/cuda/warp.cuh). A group offers
 //
 //   rank(), size()        this lane, and how many there are
 //   load(vector, n)       n elements, indexable from then on by every lane with the same index
-//   reduce(value, merge)  the lanes' values folded by an associative, commutative merge, known to
-//   all
 //
 // Control flow in a walk depends only on values that are the same in every lane, so all lanes take
-// every branch together and may meet in load and reduce. Lane 0 does the scalar writes.
+// every branch together and may meet in load and in indexing. Lane 0 does the scalar writes.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +15,7 @@
 
 namespace adaptive_spec {
 
-// One lane: loading is reading in place, reducing is the value itself.
+// One lane: loading is reading in place.
 struct SerialGroup {
   AS_HD int64_t rank() const { return 0; }
   AS_HD int64_t size() const { return 1; }
@@ -25,10 +23,6 @@ struct SerialGroup {
   template <typename T>
   AS_HD Vector<T> load(Vector<T> vector, int64_t /*n*/) const {
     return vector;
-  }
-  template <typename T, typename Merge>
-  AS_HD T reduce(T value, Merge /*merge*/) const {
-    return value;
   }
 };
 

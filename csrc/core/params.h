@@ -5,8 +5,10 @@
 #include <cstdint>
 
 #include "macros.h"
+#include "records.h"
 #include "strided.h"
 #include "walks.h"
+#include "workspace.h"
 
 namespace adaptive_spec {
 
@@ -42,6 +44,8 @@ AS_HD int64_t num_live_rows(const int32_t* num_reqs, int64_t batch_size) {
 struct AdaptiveTarget {
   int64_t* words = nullptr;
   int64_t* ring = nullptr;
+  int64_t num_words = 0;
+  int64_t num_ring_words = 0;
   int32_t slot = 0;
 };
 
@@ -53,10 +57,18 @@ struct RoundParams {
   Vector<const int32_t> max_accept{};  // [B]
   AdaptiveTarget adaptive{};
   VerifyOutputs outputs{};
+  Workspace workspace{};  // only for launches of several blocks
 
   AS_HD int64_t accept_limit(int64_t b) const {
     if (!max_accept || max_accept[b] >= num_steps) return num_steps;
     return max_accept[b] < 0 ? 0 : max_accept[b];
+  }
+  // Whether anything is left to do when all requests have been verified.
+  AS_HD bool has_finish() const { return adaptive.words != nullptr || outputs.accepted_tokens; }
+  // Where the blocks of a launch add up what they did.
+  AS_HD RoundTotals* totals() const {
+    if (adaptive.words == nullptr) return workspace.totals();
+    return &reinterpret_cast<StateHeader*>(adaptive.words)->pending;
   }
 };
 

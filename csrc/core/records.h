@@ -3,9 +3,8 @@
 //   StateHeader | SlotConfig[num_slots] | SlotState[num_slots]
 //
 // on whatever device runs the verify ops. The configuration is written once by the host; the
-// header's counters and the slot states are written only by finish_round (round.h), the pending
-// sums by the verify ops. Python reads the sizes and offsets below from the module instead of
-// repeating them.
+// header's counters and the slot states are written only by finish_round (round.h). Python reads
+// the sizes and offsets below from the module instead of repeating them.
 #pragma once
 
 #include <cstddef>
@@ -70,6 +69,15 @@ struct SlotState {
   int32_t padding;
 };
 
+// What the requests of a round that is in flight add up to, and how many blocks have reported; all
+// zero between two rounds. Integers, so the order in which blocks report never shows.
+struct RoundTotals {
+  int64_t accepted;
+  int64_t anomalies;
+  uint32_t ticket;
+  uint32_t padding;
+};
+
 struct StateHeader {
   int64_t magic;
   int64_t num_words;  // of the whole state, in int64
@@ -77,19 +85,14 @@ struct StateHeader {
   int32_t ring_depth;     // power of two
   int64_t next_round;     // number of the round that finishes next; the first is 0
   int64_t num_anomalies;  // NaN rows and draft ids outside the vocabulary, ever seen
-  // Of the round in flight, where many thread blocks add up one round; all zero between rounds.
-  int64_t pending_accepted;
-  int64_t pending_anomalies;
-  uint32_t ticket;  // thread blocks that are done
-  uint32_t padding;
+  RoundTotals pending;
 };
 
 static_assert(sizeof(StateHeader) == 64 && std::is_trivially_copyable_v<StateHeader>);
 static_assert(sizeof(SlotConfig) == 144 && std::is_trivially_copyable_v<SlotConfig>);
 static_assert(sizeof(SlotState) == 64 && std::is_trivially_copyable_v<SlotState>);
 static_assert(offsetof(StateHeader, next_round) == 24);
-static_assert(offsetof(StateHeader, pending_accepted) == 40);
-static_assert(offsetof(StateHeader, ticket) == 56);
+static_assert(offsetof(StateHeader, pending) == 40);
 static_assert(offsetof(SlotConfig, candidate_steps) == 80);
 static_assert(offsetof(SlotState, index) == 40);
 

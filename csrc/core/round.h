@@ -44,9 +44,7 @@ AS_HD void reset_state(int64_t* state_words) {
   StateView state(state_words);
   state.header->next_round = 0;
   state.header->num_anomalies = 0;
-  state.header->pending_accepted = 0;
-  state.header->pending_anomalies = 0;
-  state.header->ticket = 0;
+  state.header->pending = RoundTotals{};
   for (int32_t slot = 0; slot < state.header->num_slots; ++slot) {
     reset_slot(state.configs[slot], state.slots[slot]);
   }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "argmax.h"
 #include "group.h"
 #include "macros.h"
 #include "strided.h"
@@ -39,6 +40,17 @@ AS_HD TargetToken target_token(int64_t id) {
   return {is_valid ? id : kFallbackToken, is_valid, !is_valid};
 }
 
+// The choice that a row of logits makes.
+template <typename T>
+AS_HD TargetToken target_token(const Argmax<T>& best) {
+  return {best.index, best.is_usable(), best.has_nan || !best.is_usable()};
+}
+
+// Whether a chain goes on behind this draft.
+AS_HD bool is_accepted(const TargetToken& wanted, int64_t draft) {
+  return wanted.is_valid && draft == wanted.id;
+}
+
 // A chain: draft i follows draft i - 1, and target(i) is the target's choice given drafts 0..i-1.
 // `target` is called by all lanes, for i = 0, 1, ... and no further than the first mismatch.
 // `output` gets the accepted drafts, the bonus token, then -1 up to `output_width`.
@@ -56,7 +68,7 @@ AS_HD WalkResult walk_chain_greedy(const Group& group, Vector<const int64_t> dra
     if (!wanted.is_valid || result.num_accepted == num_steps) break;
     const int64_t draft = drafts[result.num_accepted];
     if (draft < 0 || draft >= vocab_size) ++result.num_anomalies;
-    if (draft != wanted.id) break;
+    if (!is_accepted(wanted, draft)) break;
     ++result.num_accepted;
   }
   for (int64_t i = result.num_accepted + 1 + group.rank(); i < output_width; i += group.size()) {
@@ -77,25 +89,28 @@ struct TreeBatch {
   Matrix<const int64_t> retrive_next_sibling;
   Matrix<const int64_t> target_predict;
   int64_t num_nodes = 0;  // D
-  int64_t num_live = 0;   // requests that are not padding
-
-  AS_HD TargetToken target(int64_t flat_id) const {
-    return target_token(target_predict.at(flat_id / num_nodes, flat_id % num_nodes));
-  }
-  AS_HD bool is_flat_id(int64_t id) const { return id >= 0 && id < num_live * num_nodes; }
 };
 
+// num_live: requests that are not padding; the ids of the others are none.
 // Writes accept_index[b][0..num_accepted] and the predicts of those nodes, nothing else.
 template <typename Group>
-AS_HD WalkResult walk_tree_greedy(const Group& group, const TreeBatch& batch, int64_t b,
-                                  int64_t num_steps) {
+AS_HD WalkResult walk_tree_greedy(const Group& group, const TreeBatch& batch, int64_t num_live,
+                                  int64_t b, int64_t num_steps) {
   const int64_t num_nodes = batch.num_nodes;
+  const int64_t first_id = b * num_nodes;
   const auto candidates = group.load(batch.candidates.row(b), num_nodes);
   const auto flat_ids = group.load(batch.retrive_index.row(b), num_nodes);
   const auto next_token = group.load(batch.retrive_next_token.row(b), num_nodes);
   const auto next_sibling = group.load(batch.retrive_next_sibling.row(b), num_nodes);
+  const auto own_targets = group.load(batch.target_predict.row(b), num_nodes);
   const auto accept_index = batch.accept_index.row(b);
 
+  const auto is_flat_id = [&](int64_t id) { return id >= 0 && id < num_live * num_nodes; };
+  const auto target = [&](int64_t flat_id) {
+    const int64_t own = flat_id - first_id;
+    if (own >= 0 && own < num_nodes) return target_token(own_targets[own]);
+    return target_token(batch.target_predict.at(flat_id / num_nodes, flat_id % num_nodes));
+  };
   WalkResult result;
   // -1 ends a list; any other link out of the tree ends it too, but should not be there.
   const auto follow = [&](int64_t link) -> int64_t {
@@ -106,14 +121,14 @@ AS_HD WalkResult walk_tree_greedy(const Group& group, const TreeBatch& batch, in
 
   int64_t node = 0;
   int64_t last = flat_ids[0];
-  if (!batch.is_flat_id(last)) {
+  if (!is_flat_id(last)) {
     ++result.num_anomalies;
-    last = b * num_nodes;
+    last = first_id;
   }
   TargetToken wanted;
   while (true) {
     if (group.rank() == 0) accept_index[result.num_accepted] = static_cast<int32_t>(last);
-    wanted = batch.target(last);
+    wanted = target(last);
     result.num_anomalies += wanted.is_anomaly;
     if (group.rank() == 0) batch.predicts[last] = static_cast<int32_t>(wanted.id);
     if (!wanted.is_valid || result.num_accepted == num_steps) break;
@@ -127,7 +142,7 @@ AS_HD WalkResult walk_tree_greedy(const Group& group, const TreeBatch& batch, in
         break;
       }
       const int64_t token = candidates[child];
-      if (token == wanted.id && batch.is_flat_id(flat_ids[child])) break;
+      if (token == wanted.id && is_flat_id(flat_ids[child])) break;
       const bool is_token = token >= 0 && token < kMaxVocabSize;
       result.num_anomalies += !is_token || token == wanted.id;
       child = follow(next_sibling[child]);

@@ -9,7 +9,6 @@
 #include "argmax.h"
 #include "argmax_row.h"
 #include "check.h"
-#include "group.h"
 
 using namespace adaptive_spec;
 
@@ -43,12 +42,16 @@ void test_conversions() {
   }
 }
 
+Argmax<float> argmax(const std::vector<float>& row) {
+  Argmax<float> best;
+  for (size_t i = 0; i < row.size(); ++i) best.take(row[i], static_cast<int64_t>(i));
+  return best;
+}
+
 void test_ties_nan_and_hopeless_rows() {
   const float inf = INFINITY;
   const float nan = NAN;
-  const auto run = [](std::vector<float> row) {
-    return argmax(SerialGroup{}, row.data(), static_cast<int64_t>(row.size()));
-  };
+  const auto run = [](const std::vector<float>& row) { return argmax(row); };
   CHECK(run({1, 3, 3, 2}).index == 1);
   CHECK(run({-0.0f, 0.0f}).index == 0);
   CHECK(run({0.0f, -0.0f}).index == 0);
@@ -74,8 +77,18 @@ void test_any_split_and_the_blocked_scan_agree() {
     const float values[] = {-INFINITY, -1.0f, -0.0f, 0.0f, 2.0f, NAN};
     const int num_values = trial % 5 == 0 ? 1 : 6;
     for (float& x : row) x = values[random() % num_values];
-    const auto whole = argmax(SerialGroup{}, row.data(), size);
+    const auto whole = argmax(row);
     expect_same(whole, cpu::argmax_row(row.data(), size));
+
+    Argmax<float> by_runs;
+    int64_t i = 0;
+    for (; i + 8 <= size; i += 8) {
+      float run[8];
+      std::copy_n(row.begin() + i, 8, run);
+      by_runs.take_run(run, i);
+    }
+    for (; i < size; ++i) by_runs.take(row[i], i);
+    expect_same(whole, by_runs);
 
     std::vector<Argmax<float>> parts(1 + random() % 9);
     for (int64_t i = 0; i < size; ++i) parts[i % parts.size()].take(row[i], i);

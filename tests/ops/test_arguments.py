@@ -163,6 +163,29 @@ def test_arguments_that_go_together(name, given, missing):
     expect_error(call, missing, **replaced)
 
 
+@pytest.mark.parametrize(("name", "num_words"), [("logits, full", 16408), ("chain, full", 28)])
+def test_workspace_must_be_a_large_enough_block(name, num_words):
+    """Too small a one would be written past its end on a GPU."""
+    call = SAMPLES[name].clone()
+    if name == "logits, full":
+        assert num_words == adaptive_spec_ext.verify_workspace(4, 4).numel()
+    for wrong in (
+        torch.zeros(num_words - 1, dtype=torch.int64),
+        torch.zeros(num_words, dtype=torch.int32),
+        torch.zeros(2 * num_words, dtype=torch.int64)[::2],
+        torch.zeros(num_words, 1, dtype=torch.int64),
+        torch.zeros(num_words, dtype=torch.int64, device="meta"),
+    ):
+        expect_error(call, "workspace", workspace=wrong)
+    call.run(getattr(adaptive_spec_ext, call.op), workspace=torch.zeros(num_words).long())
+
+
+def test_workspace_sizes_must_not_be_negative():
+    for sizes in ((-1, 4), (4, -1)):
+        with pytest.raises(ValueError, match="verify_workspace: argument `.+`: expected >= 0"):
+            adaptive_spec_ext.verify_workspace(*sizes)
+
+
 def test_logits_must_be_contiguous_along_the_vocabulary():
     call = SAMPLES["logits, full"].clone()
     logits = torch.zeros(4, 5, 6).transpose(1, 2)

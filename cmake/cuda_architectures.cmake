@@ -1,0 +1,22 @@
+# Which GPUs the kernels are compiled for. CMAKE_CUDA_ARCHITECTURES (or CUDAARCHS in the environment)
+# wins, then TORCH_CUDA_ARCH_LIST in torch's notation ("8.0;9.0+PTX"), then machine code for all of
+# Ampere to Blackwell with PTX of the oldest and the newest, so that other GPUs from sm_80 on can
+# compile it themselves.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+  if(DEFINED ENV{TORCH_CUDA_ARCH_LIST} AND NOT "$ENV{TORCH_CUDA_ARCH_LIST}" STREQUAL "")
+    string(REGEX REPLACE "[ ,]+" ";" torch_architectures "$ENV{TORCH_CUDA_ARCH_LIST}")
+    set(CMAKE_CUDA_ARCHITECTURES)
+    foreach(architecture IN LISTS torch_architectures)
+      if(NOT architecture MATCHES "^([0-9]+)\\.([0-9]+[af]?)(\\+PTX)?$")
+        message(FATAL_ERROR "adaptive_spec: TORCH_CUDA_ARCH_LIST: expected entries like 9.0 or 9.0+PTX, got '${architecture}'")
+      endif()
+      if(CMAKE_MATCH_3)
+        list(APPEND CMAKE_CUDA_ARCHITECTURES "${CMAKE_MATCH_1}${CMAKE_MATCH_2}")
+      else()
+        list(APPEND CMAKE_CUDA_ARCHITECTURES "${CMAKE_MATCH_1}${CMAKE_MATCH_2}-real")
+      endif()
+    endforeach()
+  else()
+    set(CMAKE_CUDA_ARCHITECTURES 80 86-real 89-real 90-real 100-real 120)
+  endif()
+endif()
