@@ -256,6 +256,16 @@ def test_a_state_that_is_none_is_left_alone(device):
     for words in (garbage, short):
         before, ring_before = words.clone(), ring.add(0)
         adaptive_spec_ext.update_and_select(counts, words, ring, slot=0, speculative_num_steps=3)
+        # Many blocks, whose sums would be added up in the state's header.
+        drafts = torch.zeros(40, 3, dtype=torch.int64, device=device)
+        adaptive_spec_ext.verify_chain_greedy(
+            drafts,
+            torch.zeros(40, 4, dtype=torch.int64, device=device),
+            torch.zeros(40, 4, dtype=torch.int32, device=device),
+            torch.zeros(40, dtype=torch.int32, device=device),
+            state=words,
+            ring=ring,
+        )
         assert torch.equal(words, before)
         assert torch.equal(ring.add(0), ring_before)
 
