@@ -53,13 +53,35 @@ class Guarded:
         guarded.view.copy_(values)
         return guarded
 
+    @classmethod
+    def rows(cls, values: np.ndarray, dtype: torch.dtype, *, aligned: bool) -> Guarded:
+        """Rows of logits or probabilities [B, n, V], contiguous along V. `aligned`: as far as the
+        guard in front allows."""
+        vocab_size = values.shape[2]
+        wide = cls.empty((*values.shape[:2], vocab_size + 3), dtype, strided=False)
+        view = wide.view[..., :vocab_size] if aligned else wide.view[..., 3:]
+        view.copy_(torch.from_numpy(values))
+        inside = torch.zeros_like(wide.inside)
+        inside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
+        # The guard columns beside the vocabulary would win every comparison.
+        wide.block[~inside] = SENTINEL
+        return cls(view, wide.block, inside)
+
     def clone(self) -> Guarded:
-        block = self.block.clone()
-        view = block.as_strided(self.view.shape, self.view.stride(), _GUARD)
-        return Guarded(view, block, self.inside)
+        return self._in(self.block.clone())
+
+    def to(self, device: torch.device | str) -> Guarded:
+        """A copy on `device`: the same layout and guards, the same place between 16-byte lines."""
+        return self._in(self.block.to(device, copy=True))
+
+    def _in(self, block: Tensor) -> Guarded:
+        view = self.view
+        return Guarded(
+            block.as_strided(view.shape, view.stride(), view.storage_offset()), block, self.inside
+        )
 
     def check_guard(self, name: str) -> None:
-        outside = self.block[~self.inside]
+        outside = self.block.cpu()[~self.inside]
         stray = (outside != SENTINEL).nonzero()
         assert stray.numel() == 0, f"`{name}`: written outside the tensor, at {stray.tolist()}"
 
@@ -80,16 +102,21 @@ class OpCall:
         tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
         return OpCall(self.op, tensors, self.mutated, dict(self.options))
 
+    def to(self, device: torch.device | str) -> OpCall:
+        """A copy of the call with its tensors on `device`."""
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return OpCall(self.op, tensors, self.mutated, dict(self.options))
+
     def run(self, function: Callable[..., Any], **extra: Any) -> Any:
         return function(**self.arguments(), **extra)
 
     def assert_equal(self, expected: OpCall) -> None:
-        """Same outputs as `expected`, inputs and guards untouched."""
+        """Same outputs as `expected`, inputs and guards untouched. Their devices may differ."""
         for name, tensor in self.tensors.items():
             tensor.check_guard(name)
-            other = expected.tensors[name].view
-            if not torch.equal(tensor.view.nan_to_num(nan=0.5), other.nan_to_num(nan=0.5)):
-                raise AssertionError(f"`{name}`: got\n{tensor.view}\nexpected\n{other}")
+            own, other = tensor.view.cpu(), expected.tensors[name].view.cpu()
+            if not torch.equal(own.nan_to_num(nan=0.5), other.nan_to_num(nan=0.5)):
+                raise AssertionError(f"`{name}`: got\n{own}\nexpected\n{other}")
 
 
 _MUTATED = frozenset(
@@ -291,26 +318,12 @@ def logits_call(rng: np.random.Generator, case: CaseOptions, dtype: torch.dtype)
     usable = np.where(values > -np.inf, values, -np.inf)
     choices = usable.argmax(-1).astype(np.int64)
     drafts = _drafts(rng, case, choices, [*_WRONG_TOKENS, vocab_size, vocab_size + 1])
-    logits = Guarded.empty((case.batch_size, width + 1, vocab_size + 3), dtype, strided=False)
-    view = logits.view[..., :vocab_size] if case.strided else logits.view[..., 3:]
-    view.copy_(torch.from_numpy(values))
-    inside = torch.zeros_like(logits.inside)
-    inside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
-    # The guard columns beside the vocabulary would win every comparison.
-    logits.block[~inside] = SENTINEL
-    tensors["target_logits"] = _Logits(view, logits.block, inside)
+    tensors["target_logits"] = Guarded.rows(values, dtype, aligned=case.strided)
     tensors["draft_tokens"] = Guarded.of(drafts, torch.int64, strided=case.strided)
     tensors["output_token_ids"] = Guarded.empty(
         (case.batch_size, width + 1), torch.int32, strided=case.strided
     )
     return _call("verify_chain_greedy_from_logits", tensors, options, "")
-
-
-class _Logits(Guarded):
-    def clone(self) -> Guarded:
-        block = self.block.clone()
-        view = block.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
-        return _Logits(view, block, self.inside)
 
 
 def _coins(rng: np.random.Generator, case: CaseOptions, shape: tuple[int, ...]) -> Guarded:
@@ -346,15 +359,9 @@ def _probabilities(rng: np.random.Generator, case: CaseOptions, num_rows: int) -
     return probs
 
 
-def _rows(values: np.ndarray, case: CaseOptions) -> Guarded:
-    """Rows of probabilities, which are contiguous; strided ones start unaligned."""
-    guarded = Guarded.empty((*values.shape[:2], values.shape[2] + 3), torch.float32, strided=False)
-    view = guarded.view[..., 3:] if case.strided else guarded.view[..., : values.shape[2]]
-    view.copy_(torch.from_numpy(values))
-    inside = torch.zeros_like(guarded.inside)
-    inside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
-    guarded.block[~inside] = SENTINEL
-    return _Logits(view, guarded.block, inside)
+def _probability_rows(rng: np.random.Generator, case: CaseOptions, num_rows: int) -> Guarded:
+    values = _probabilities(rng, case, num_rows)
+    return Guarded.rows(values, torch.float32, aligned=case.strided)
 
 
 def sampled_tree_call(rng: np.random.Generator, case: CaseOptions) -> OpCall:
@@ -364,10 +371,10 @@ def sampled_tree_call(rng: np.random.Generator, case: CaseOptions) -> OpCall:
     shape = (case.batch_size, case.num_nodes)
     tensors["uniform_samples"] = _coins(rng, case, shape)
     tensors["uniform_samples_for_final_sampling"] = _coins(rng, case, shape[:1])
-    tensors["target_probs"] = _rows(_probabilities(rng, case, case.num_nodes), case)
+    tensors["target_probs"] = _probability_rows(rng, case, case.num_nodes)
     draft_probs = _probabilities(rng, case, case.num_nodes)
     draft_probs[rng.random(shape) < 0.7] = 0
-    tensors["draft_probs"] = _rows(draft_probs, case)
+    tensors["draft_probs"] = Guarded.rows(draft_probs, torch.float32, aligned=case.strided)
     if rng.random() < 0.3:
         options["threshold_single"], options["threshold_acc"] = 0.5, 0.75
     return _call("tree_speculative_sampling_target_only", tensors, options, _TREE_INPUTS)
@@ -384,8 +391,8 @@ def sampled_chain_call(
         _spoil(rng, drafts, [-1, -7, 2**31 - 1, case.vocab_size], 0.1)
     tensors["draft_token_ids"] = Guarded.of(drafts, torch.int32, strided=case.strided)
     if has_draft_probs:
-        tensors["draft_probs"] = _rows(_probabilities(rng, case, width), case)
-    tensors["target_probs"] = _rows(_probabilities(rng, case, width + 1), case)
+        tensors["draft_probs"] = _probability_rows(rng, case, width)
+    tensors["target_probs"] = _probability_rows(rng, case, width + 1)
     tensors["uniform_samples"] = _coins(rng, case, (case.batch_size, width))
     tensors["uniform_samples_for_final_sampling"] = _coins(rng, case, (case.batch_size,))
     tensors["output_token_ids"] = Guarded.empty(

@@ -77,7 +77,10 @@ FAULTS = {
         "cuda/verify_logits.cuh", "if (rest < end) take_one(rest);", "(void)rest;"
     ),
     "only the first 64 nodes of a large tree looked at": Fault(
-        "cuda/warp.cuh", "    return row_[i];", "    return high_;", report=f"{WRONG}|divergent warp"
+        "cuda/warp.cuh",
+        "    return row_[i];",
+        "    return high_;",
+        report=f"{WRONG}|divergent warp",
     ),
 }
 
