@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <utility>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -30,19 +31,25 @@ class Stack {
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED || mprotect(memory, kPage, PROT_NONE) != 0) throw std::bad_alloc();
     begin_ = static_cast<std::byte*>(memory);
+    // Stacks that all began on a page's edge would share a few sets of the cache.
+    static size_t count = 0;
+    shift_ = count++ % 50 * 15 * kCacheLine;
   }
-  Stack(Stack&& other) noexcept : begin_(other.begin_) { other.begin_ = nullptr; }
+  Stack(Stack&& other) noexcept
+      : begin_(std::exchange(other.begin_, nullptr)), shift_(other.shift_) {}
   Stack& operator=(Stack&&) = delete;
   ~Stack() {
     if (begin_ != nullptr) munmap(begin_, kSize);
   }
   std::byte* bottom() const { return begin_ + kPage; }
-  static constexpr size_t size() { return kSize - kPage; }
-  std::byte* top() const { return begin_ + kSize; }
+  std::byte* top() const { return begin_ + kSize - shift_; }
+  size_t size() const { return static_cast<size_t>(top() - bottom()); }
 
  private:
   static constexpr size_t kPage = 4096;
+  static constexpr size_t kCacheLine = 64;
   std::byte* begin_;
+  size_t shift_;
 };
 
 // A point of execution to come back to: the caller of `launch`, or a lane.

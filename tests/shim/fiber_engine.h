@@ -23,13 +23,10 @@ class FiberEngine final : public Engine {
     scatter_ = kScatter[random_() % std::size(kScatter)];
 
     static std::vector<Stack> stacks;  // kept for the next launch
+    // Blocks start in order, as a GPU would mostly have it, or in any.
     std::vector<Block*> order;
-    for (auto& block : blocks) order.push_back(block.get());
-    if (is_ordered_) {
-      std::reverse(order.begin(), order.end());
-    } else {
-      std::shuffle(order.begin(), order.end(), random_);
-    }
+    for (size_t i = blocks.size(); i-- > 0;) order.push_back(blocks[i].get());
+    if (!is_ordered_ && random_() % 2 == 0) std::shuffle(order.begin(), order.end(), random_);
     const size_t num_threads = blocks[0]->lanes.size();
     fibers_.resize(blocks.size() * num_threads);
     while (stacks.size() < fibers_.size()) stacks.emplace_back();

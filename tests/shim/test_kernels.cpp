@@ -1,0 +1,385 @@
+// The kernel bodies against the CPU launchers: outputs, untouched memory, adaptive state and ring
+// are equal bit for bit, on random calls in random launch shapes and orders, and every counter is
+// back at zero after every launch.
+//
+//   test_kernels fibers|threads FIRST_SEED NUM_CASES [tree|chain|logits|update|chain_tree]
+//
+// `threads` runs small cases with a real thread per lane, for ThreadSanitizer. A case depends on
+// its seed alone.
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <string>
+
+#include "../../csrc/cpu/launch.h"
+#include "atomics.h"
+#include "cases.h"
+#include "cuda_shim.h"
+#include "plan.h"
+#include "update.cuh"
+#include "verify.cuh"
+#include "verify_logits.cuh"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+using namespace kernel_cases;
+
+namespace {
+
+// What runs now, for whatever ends the process.
+char current_case[200];
+
+[[noreturn]] void fail(const std::string& problem) {
+  std::fprintf(stderr, "%s: %s\n", current_case, problem.c_str());
+  std::exit(1);
+}
+
+void print_current_case() {
+  [[maybe_unused]] const auto size = write(STDERR_FILENO, current_case, std::strlen(current_case));
+}
+
+void name_the_case_on_death() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  __sanitizer_set_death_callback(print_current_case);
+#else
+  struct sigaction action{};
+  action.sa_handler = [](int) {
+    print_current_case();
+    const char text[] = ": fault\n";
+    [[maybe_unused]] const auto size = write(STDERR_FILENO, text, sizeof text - 1);
+    _exit(1);
+  };
+  action.sa_flags = SA_ONSTACK;
+  sigaction(SIGSEGV, &action, nullptr);
+  sigaction(SIGBUS, &action, nullptr);
+#endif
+}
+
+class Case {
+ public:
+  Case(uint64_t seed, bool threads) : random_(seed), threads_(threads) {}
+
+  Random& random() { return random_; }
+  int64_t up_to(int64_t fibers, int64_t threads) {
+    return random_.between(0, threads_ ? threads : fibers);
+  }
+
+  template <typename Shared, typename Body>
+  void launch(const cuda::LaunchShape& shape, const Body& body) {
+    const uint64_t seed = random_.one_in(10) ? 0 : random_.bits();
+    cuda_shim::launch<Shared>(shape.num_blocks, shape.num_threads, {seed, threads_}, body);
+  }
+  // Mostly a shape that no launcher would choose.
+  cuda::LaunchShape any_shape(const cuda::LaunchShape& usual) {
+    if (!threads_ && random_.one_in(4)) return usual;
+    return cuda::shape(random_.between(1, threads_ ? 3 : 6), any_num_threads());
+  }
+  int64_t any_num_threads() {
+    const int64_t max_warps = threads_ ? 2 : random_.any_of<int64_t>({1, 2, 2, 3, 8});
+    return 32 * random_.between(1, max_warps);
+  }
+  bool threads() const { return threads_; }
+
+ private:
+  Random random_;
+  bool threads_;
+};
+
+// The five ops: how a call is made, and how it is launched on either side. `Params any(...)` is
+// called twice with equal arguments.
+struct Sizes {
+  int64_t batch_size;
+  int64_t num_steps;
+};
+
+// Calls whose rows are far apart are small: each element has a page of its own.
+Sizes any_sizes(Case& test, bool is_huge, int64_t max_steps) {
+  Random& random = test.random();
+  if (is_huge) return {random.between(2, 3), random.between(0, 2)};
+  const int64_t steps = random.one_in(4) ? max_steps : std::min<int64_t>(max_steps, 7);
+  return {random.one_in(3) ? test.up_to(70, 6) : test.up_to(9, 3), test.up_to(steps, 3)};
+}
+
+struct TreeOp {
+  using Params = VerifyTreeParams;
+  Sizes sizes;
+  int64_t num_nodes;
+
+  TreeOp(Case& test, bool is_huge) : sizes(any_sizes(test, is_huge, 20)) {
+    Random& random = test.random();
+    num_nodes = 1 + (is_huge ? random.below(3) : test.up_to(random.one_in(4) ? 69 : 12, 6));
+  }
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_tree(tensors, random, traits, num_nodes);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_verify_tree_greedy(params); }
+  void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
+    test.launch<cuda::FinishShared>(
+        shape, [&](cuda::FinishShared& shared) { cuda::verify_body(params, shared); });
+  }
+  cuda::LaunchShape shape(Case& test) const {
+    return test.any_shape(cuda::verify_shape(sizes.batch_size));
+  }
+};
+
+struct ChainOp {
+  using Params = VerifyChainParams;
+  Sizes sizes;
+
+  ChainOp(Case& test, bool is_huge) : sizes(any_sizes(test, is_huge, 66)) {}
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_chain(tensors, random, traits);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_verify_chain_greedy(params); }
+  void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
+    test.launch<cuda::FinishShared>(
+        shape, [&](cuda::FinishShared& shared) { cuda::verify_body(params, shared); });
+  }
+  cuda::LaunchShape shape(Case& test) const {
+    return test.any_shape(cuda::verify_shape(sizes.batch_size));
+  }
+};
+
+struct LogitsOp {
+  using Params = VerifyChainLogitsParams;
+  Sizes sizes;
+  LogitsType type;
+  int64_t vocab_size;
+  cuda::LogitsPlan plan;
+
+  LogitsOp(Case& test, bool is_huge) {
+    Random& random = test.random();
+    type = random.any_of({LogitsType::kFloat16, LogitsType::kBFloat16, LogitsType::kFloat32});
+    sizes = any_sizes(test, is_huge, 66);
+    // All blocks of a launch are there at once, so not too many.
+    const int64_t max_rows = test.threads() ? 6 : random.one_in(10) ? 80 : 16;
+    if (sizes.batch_size * (sizes.num_steps + 1) > max_rows) {
+      if (random.one_in(2)) {
+        sizes.batch_size = max_rows / (sizes.num_steps + 1);
+      } else {
+        sizes.num_steps = std::max<int64_t>(max_rows / sizes.batch_size - 1, 0);
+      }
+    }
+    vocab_size = 1 + (random.one_in(2)   ? random.below(40)
+                      : random.one_in(5) ? test.up_to(5000, 400)
+                                         : test.up_to(600, 200));
+    const int64_t entry_size = type == LogitsType::kFloat32 ? 4 : 2;
+    const int64_t num_rows = std::max<int64_t>(sizes.batch_size * (sizes.num_steps + 1), 1);
+    if (random.one_in(3)) {
+      // As it would be on a device of a few multiprocessors.
+      plan = cuda::logits_plan(sizes.batch_size, vocab_size, entry_size, random.between(1, 9));
+    } else {
+      const int64_t max_pieces = std::clamp<int64_t>(max_rows / num_rows, 1, 6);
+      const int64_t unit = random.one_in(3) ? 1 : 16 / entry_size;
+      const int64_t size = cuda::ceil_div(vocab_size, random.between(1, max_pieces));
+      plan.piece_size = cuda::ceil_div(size, unit) * unit;
+      plan.num_pieces = cuda::ceil_div(vocab_size, plan.piece_size);
+    }
+  }
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_chain_logits(tensors, random, traits, type, vocab_size);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_verify_chain_greedy_from_logits(params); }
+  void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
+    test.launch<cuda::LogitsShared>(shape, [&](cuda::LogitsShared& shared) {
+      switch (type) {
+        case LogitsType::kFloat16:
+          return cuda::verify_logits_body<Half>(params, plan, shared);
+        case LogitsType::kBFloat16:
+          return cuda::verify_logits_body<BFloat16>(params, plan, shared);
+        default:
+          return cuda::verify_logits_body<float>(params, plan, shared);
+      }
+    });
+  }
+  cuda::LaunchShape shape(Case& test) const {
+    const int64_t num_blocks = sizes.batch_size * (sizes.num_steps + 1) * plan.num_pieces;
+    const bool is_usual = !test.threads() && num_blocks < 10 && test.random().one_in(5);
+    return cuda::shape(std::max<int64_t>(num_blocks, 1),
+                       is_usual ? cuda::kLogitsThreads : test.any_num_threads());
+  }
+};
+
+struct UpdateOp {
+  using Params = UpdateParams;
+  Sizes sizes;
+
+  UpdateOp(Case& test, bool is_huge) : sizes(any_sizes(test, is_huge, 64)) {}
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_update(tensors, random, traits);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_update_and_select(params); }
+  void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
+    test.launch<cuda::FinishShared>(
+        shape, [&](cuda::FinishShared& shared) { cuda::update_body(params, shared); });
+  }
+  cuda::LaunchShape shape(Case& test) const {
+    if (test.random().one_in(2)) return cuda::update_shape(sizes.batch_size);
+    return cuda::shape(1, test.any_num_threads());
+  }
+};
+
+struct ChainTreeOp {
+  using Params = ChainTreeParams;
+  Sizes sizes;
+
+  ChainTreeOp(Case& test, bool is_huge) : sizes(any_sizes(test, is_huge, 66)) {}
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_chain_tree(tensors, random, traits, sizes.num_steps + 1);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_build_chain_tree(params); }
+  void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
+    struct Nothing {};
+    test.launch<Nothing>(shape, [&](Nothing&) { cuda::chain_tree_body(params); });
+  }
+  cuda::LaunchShape shape(Case& test) const {
+    return test.any_shape(cuda::chain_tree_shape(sizes.batch_size, sizes.num_steps + 1));
+  }
+};
+
+template <typename Params>
+AdaptiveTarget* adaptive_of(Params& params) {
+  if constexpr (requires { params.round; }) {
+    return &params.round.adaptive;
+  } else if constexpr (requires { params.adaptive; }) {
+    return &params.adaptive;
+  } else {
+    return nullptr;
+  }
+}
+
+// A few launches one after the other, on the same state and workspace, as replays of graphs are.
+template <typename Op>
+class Replays {
+ public:
+  explicit Replays(Case& test) : test_(test) {
+    if (test.random().one_in(2)) cpu_state_ = device_state_ = State(test.random());
+  }
+
+  void run() {
+    const int64_t num_launches = test_.random().between(1, 3);
+    for (int64_t i = 0; i < num_launches; ++i) launch();
+  }
+
+ private:
+  using Params = typename Op::Params;
+
+  void launch() {
+    Random& random = test_.random();
+    const Layout layout{random.bits(), random.one_in(2), random.one_in(12)};
+    Op op(test_, layout.is_huge);
+    AdaptiveTarget cpu_target, device_target;
+    if (cpu_state_) {
+      // Sometimes one slot too far, which leaves everything as it was.
+      const int32_t slot =
+          static_cast<int32_t>(random.below(cpu_state_->num_slots() + random.one_in(20)));
+      cpu_target = cpu_state_->target(slot);
+      device_target = device_state_->target(slot);
+      if (slot < cpu_state_->num_slots() && random.one_in(2)) use_slot_steps(op, slot);
+    }
+    const auto shape = op.shape(test_);
+
+    const int64_t batch_size = op.sizes.batch_size;
+    const auto num_reqs = static_cast<int32_t>(random.between(-2, batch_size + 2));
+    Traits traits{batch_size, op.sizes.num_steps, 0, &num_reqs, random.one_in(3)};
+    if (random.one_in(3)) traits.num_reqs = nullptr;
+    traits.num_live = num_live_rows(traits.num_reqs, batch_size);
+
+    Tensors cpu_tensors(layout), device_tensors(layout);
+    const uint64_t values = random.bits();
+    Random cpu_values(values), device_values(values);
+    Params cpu_params = op.make(cpu_tensors, cpu_values, traits);
+    Params device_params = op.make(device_tensors, device_values, traits);
+    if (!device_tensors.difference(cpu_tensors).empty()) fail("the two calls are not the same");
+    if (AdaptiveTarget* target = adaptive_of(cpu_params)) *target = cpu_target;
+    if (AdaptiveTarget* target = adaptive_of(device_params)) *target = device_target;
+    if constexpr (requires { device_params.round; }) {
+      device_params.round.workspace = workspace(device_params, shape);
+    }
+
+    cpu_tensors.forbid_padding(true);
+    device_tensors.forbid_padding(true);
+    op.on_cpu(cpu_params);
+    op.on_device(test_, device_params, shape);
+    cpu_tensors.forbid_padding(false);
+    device_tensors.forbid_padding(false);
+
+    const std::string different = device_tensors.difference(cpu_tensors);
+    if (!different.empty()) fail("`" + different + "` differs from the CPU op's");
+    // The pending sums and the ticket are part of the state, and zero on the CPU.
+    if (device_state_ != cpu_state_) fail("the state or the ring differs from the CPU op's");
+    const auto counters_end =
+        workspace_.begin() + static_cast<std::ptrdiff_t>(workspace_.size() / 4);
+    if (std::any_of(workspace_.begin(), counters_end, [](int64_t word) { return word != 0; })) {
+      fail("a counter of the workspace is not back at zero");
+    }
+  }
+
+  // Else nearly every sample would be stale.
+  void use_slot_steps(Op& op, int32_t slot) {
+    const int32_t steps = cpu_state_->steps(slot);
+    if (steps <= op.sizes.num_steps) op.sizes.num_steps = steps;
+  }
+
+  Workspace workspace(const Params& params, const cuda::LaunchShape& shape) {
+    constexpr bool kIsLogits = std::is_same_v<Op, LogitsOp>;
+    const RoundParams& round = params.round;
+    if (!kIsLogits && (round.adaptive.words != nullptr || shape.num_blocks == 1)) return {};
+    const int64_t num_words =
+        Workspace::num_words(round.batch_size, kIsLogits ? round.num_steps + 1 : 0);
+    if (num_words > static_cast<int64_t>(workspace_.size())) {
+      workspace_.assign(static_cast<size_t>(num_words), 0);
+      workspace_.shrink_to_fit();
+      std::fill(workspace_.begin() + num_words / 4, workspace_.end(), int64_t{0x4DB3B3B3B3B3B3B3});
+    }
+    return Workspace(workspace_.data(), static_cast<int64_t>(workspace_.size()));
+  }
+
+  Case& test_;
+  std::optional<State> cpu_state_, device_state_;
+  std::vector<int64_t> workspace_;
+};
+
+using Run = void (*)(Case&);
+constexpr std::pair<const char*, Run> kOps[] = {
+    {"logits", [](Case& test) { Replays<LogitsOp>(test).run(); }},
+    {"tree", [](Case& test) { Replays<TreeOp>(test).run(); }},
+    {"logits", [](Case& test) { Replays<LogitsOp>(test).run(); }},
+    {"chain", [](Case& test) { Replays<ChainOp>(test).run(); }},
+    {"update", [](Case& test) { Replays<UpdateOp>(test).run(); }},
+    {"chain_tree", [](Case& test) { Replays<ChainTreeOp>(test).run(); }},
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string engine = argc > 1 ? argv[1] : "";
+  if (argc < 4 || (engine != "fibers" && engine != "threads")) {
+    std::fprintf(stderr, "usage: %s fibers|threads FIRST_SEED NUM_CASES [OP]\n", argv[0]);
+    return 2;
+  }
+  const uint64_t first = std::strtoull(argv[2], nullptr, 10);
+  const uint64_t num_cases = std::strtoull(argv[3], nullptr, 10);
+  name_the_case_on_death();
+  uint64_t num_run = 0;
+  for (uint64_t seed = first; num_run < num_cases; ++seed) {
+    const auto& [name, run] = kOps[seed % std::size(kOps)];
+    if (argc > 4 && std::string(argv[4]) != name) continue;
+    std::snprintf(current_case, sizeof current_case, "%s %s %llu 1 (%s)", argv[0], engine.c_str(),
+                  static_cast<unsigned long long>(seed), name);
+    Case test(seed, engine == "threads");
+    try {
+      run(test);
+    } catch (const cuda_shim::Error& error) {
+      fail(error.what());
+    }
+    ++num_run;
+  }
+  std::printf("%llu cases equal\n", static_cast<unsigned long long>(num_run));
+}
