@@ -56,6 +56,10 @@ inline void scheduling_point() {
   if (current_engine != nullptr) current_engine->pause();
 }
 
+inline void check_mask(const char* what, unsigned mask) {
+  if (mask != 0xffffffff) current_engine->fail(std::string(what) + " of less than a whole warp");
+}
+
 // All lanes' values, from a warp operation that all of them have come to.
 template <typename T>
 class WarpValues {
@@ -64,13 +68,15 @@ class WarpValues {
       : own_(own) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 32 or 64 bits");
     static_assert(std::is_arithmetic_v<T>);
-    if (mask != 0xffffffff) current_engine->fail(std::string(what) + " of less than a whole warp");
+    check_mask(what, mask);
     uint64_t bits = 0;
     std::memcpy(&bits, &own, sizeof own);
+    const Unordered unordered;
     seats_ = &meet_warp(Place(what, where), bits);
   }
   T operator[](unsigned lane) const {
     T value;
+    const Unordered unordered;
     std::memcpy(&value, &(*seats_)[lane].value, sizeof value);
     return value;
   }
@@ -105,7 +111,8 @@ inline void __syncthreads(std::source_location where = std::source_location::cur
 
 inline void __syncwarp(unsigned mask = 0xffffffff,
                        std::source_location where = std::source_location::current()) {
-  cuda_shim::WarpValues<int>("__syncwarp", mask, 0, where);
+  cuda_shim::check_mask("__syncwarp", mask);
+  cuda_shim::meet_warp({"__syncwarp", where}, 0);
 }
 
 template <typename T>

@@ -15,6 +15,17 @@
 #include <string>
 #include <vector>
 
+#if defined(__SANITIZE_THREAD__)
+extern "C" {
+void AnnotateIgnoreSyncBegin(const char* file, int line);
+void AnnotateIgnoreSyncEnd(const char* file, int line);
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+void AnnotateIgnoreWritesBegin(const char* file, int line);
+void AnnotateIgnoreWritesEnd(const char* file, int line);
+}
+#endif
+
 namespace cuda_shim {
 
 constexpr unsigned kWarpSize = 32;
@@ -142,6 +153,28 @@ class Engine {
 
 inline Engine* current_engine = nullptr;
 inline thread_local Lane* current_lane = nullptr;
+
+// While one of these lives, ThreadSanitizer takes nothing that its thread does as ordering memory:
+// lanes that meet for a shuffle must wait for each other, but on a GPU only barriers order what
+// they have read and written.
+class Unordered {
+ public:
+#if defined(__SANITIZE_THREAD__)
+  Unordered() {
+    AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  }
+  ~Unordered() {
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+    AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
+  }
+#else
+  Unordered() {}
+#endif
+  Unordered(const Unordered&) = delete;
+};
 
 // Takes a seat among the lanes of the warp and returns all of them, once they have been taken.
 inline const std::vector<Group::Seat>& meet_warp(const Place& place, uint64_t value) {
