@@ -168,7 +168,7 @@ __device__ __forceinline__ void verify_logits_body(const VerifyChainLogitsParams
             warp, params, b, [&](int64_t i) { return unpack_choice(choices[i]); });
         if (lane == 0) round.outputs.write(b, walk);
         sums.add(walk);
-        if (lane == 0 && round.has_finish()) is_last = report(round.totals(), num_live, sums);
+        if (lane == 0 && round.has_finish()) is_last = report(round, num_live, sums);
       }
     }
   }
