@@ -345,6 +345,8 @@ class State {
     return reinterpret_cast<const StateHeader*>(words_.data())->num_slots;
   }
   int32_t steps(int32_t slot) { return StateView(words_.data()).steps(slot); }
+  // Makes it none, and one again.
+  void spoil() { words_[0] ^= 1; }
   bool operator==(const State&) const = default;
 
  private:

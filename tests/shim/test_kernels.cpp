@@ -20,6 +20,7 @@
 #include "cases.h"
 #include "cuda_shim.h"
 #include "plan.h"
+#include "rows.h"
 #include "update.cuh"
 #include "verify.cuh"
 #include "verify_logits.cuh"
@@ -275,13 +276,15 @@ class Replays {
     const Layout layout{random.bits(), random.one_in(2), random.one_in(12)};
     Op op(test_, layout.is_huge);
     AdaptiveTarget cpu_target, device_target;
+    // A tensor that is no state, or a slot that it does not have, is left as it is.
+    const bool is_spoilt = random.one_in(30);
     if (cpu_state_) {
-      // Sometimes one slot too far, which leaves everything as it was.
-      const int32_t slot =
-          static_cast<int32_t>(random.below(cpu_state_->num_slots() + random.one_in(20)));
+      const auto slot =
+          static_cast<int32_t>(random.below(cpu_state_->num_slots() + random.one_in(30)));
       cpu_target = cpu_state_->target(slot);
       device_target = device_state_->target(slot);
-      if (slot < cpu_state_->num_slots() && random.one_in(2)) use_slot_steps(op, slot);
+      if (is_usable(cpu_target) && random.one_in(2)) use_slot_steps(op, slot);
+      if (is_spoilt) spoil_states();
     }
     const auto shape = op.shape(test_);
 
@@ -301,6 +304,11 @@ class Replays {
     if (AdaptiveTarget* target = adaptive_of(device_params)) *target = device_target;
     if constexpr (requires { device_params.round; }) {
       device_params.round.workspace = workspace(device_params, shape);
+      if (cpu_state_ && !is_usable(cpu_target)) {
+        // Then no block is the last of several, and the tokens stay where they are.
+        cpu_params.round.outputs.accepted_tokens = {};
+        device_params.round.outputs.accepted_tokens = {};
+      }
     }
 
     cpu_tensors.forbid_padding(true);
@@ -319,6 +327,12 @@ class Replays {
     if (std::any_of(workspace_.begin(), counters_end, [](int64_t word) { return word != 0; })) {
       fail("a counter of the workspace is not back at zero");
     }
+    if (cpu_state_ && is_spoilt) spoil_states();
+  }
+
+  void spoil_states() {
+    cpu_state_->spoil();
+    device_state_->spoil();
   }
 
   // Else nearly every sample would be stale.
