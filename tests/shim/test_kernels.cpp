@@ -56,7 +56,6 @@ void name_the_case_on_death() {
     [[maybe_unused]] const auto size = write(STDERR_FILENO, text, sizeof text - 1);
     _exit(1);
   };
-  action.sa_flags = SA_ONSTACK;
   sigaction(SIGSEGV, &action, nullptr);
   sigaction(SIGBUS, &action, nullptr);
 #endif
@@ -92,8 +91,6 @@ class Case {
   bool threads_;
 };
 
-// The five ops: how a call is made, and how it is launched on either side. `Params any(...)` is
-// called twice with equal arguments.
 struct Sizes {
   int64_t batch_size;
   int64_t num_steps;
@@ -107,6 +104,8 @@ Sizes any_sizes(Case& test, bool is_huge, int64_t max_steps) {
   return {random.one_in(3) ? test.up_to(70, 6) : test.up_to(9, 3), test.up_to(steps, 3)};
 }
 
+// An op says: the sizes of a call, how it is made, which runs twice with equal
+// arguments, and how it is launched on either side.
 struct TreeOp {
   using Params = VerifyTreeParams;
   Sizes sizes;
