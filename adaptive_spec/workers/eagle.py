@@ -1,14 +1,22 @@
-"""`EagleWorker`: speculative decoding whose verify result is awaited each round (spec v1)."""
+"""`EagleWorker`: speculative decoding whose verify result is awaited each round (spec v1).
+
+A round is launched, which only issues work, and later collected, which waits for its results. All
+that differs between this worker and `EagleWorkerV2` is how many rounds may be in flight.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from adaptive_spec import ops
+from adaptive_spec.capture import CapturePool
 from adaptive_spec.config import validate_adaptive_initial_steps
 from adaptive_spec.controller import AdaptiveController, AdaptiveSpecPolicy
 from adaptive_spec.graphs import (
@@ -26,27 +34,25 @@ from adaptive_spec.workers.base import (
     num_new_kv_slots,
     resolve_adaptive_support,
 )
+from adaptive_spec.workers.queue import make_queue
+from adaptive_spec.workers.rounds import (
+    DecodeResult,
+    FirstToken,
+    HostResults,
+    LaunchedRound,
+    Row,
+    take_first_tokens,
+)
 from adaptive_spec.workers.stages import EagleStages
 
 if TYPE_CHECKING:
     from adaptive_spec.engine.draft import EagleDraft
     from adaptive_spec.engine.llama import LlamaForCausalLM
 
-__all__ = ["DecodeResult", "EagleWorker"]
+__all__ = ["EagleWorker"]
 
 # Reservations grow by this many slots, so that the bound on the keys moves rarely.
 KV_BLOCK = 64
-
-
-@dataclass(frozen=True)
-class DecodeResult:
-    """What one round did, by row."""
-
-    speculative_num_steps: int
-    batch_size: int
-    padded_batch_size: int
-    num_correct_drafts: list[int]  # accepted drafts, bonus excluded
-    tokens: list[list[int]]  # accepted drafts and the bonus token
 
 
 class EagleWorker(BaseSpecWorker):
@@ -72,6 +78,10 @@ class EagleWorker(BaseSpecWorker):
 
     Raises ValueError for a bad argument, before anything is built.
     """
+
+    # How many rounds may be launched before the oldest is collected; round r then runs with the S
+    # that round r - rounds_in_flight led to.
+    rounds_in_flight = 1
 
     def __init__(
         self,
@@ -125,7 +135,7 @@ class EagleWorker(BaseSpecWorker):
         # A batch is padded to a captured size: the rows must reach what the largest is padded to.
         num_rows = pad_to_cuda_graph_bs(max_batch_size, sizes)
         self.cuda_graph_bs = None if sizes is None else [s for s in sizes if s <= num_rows]
-        self.row_capacity = max_len + self.kv_tokens_per_round
+        self.row_capacity = max_len + self.rounds_in_flight * self.kv_tokens_per_round
         target_cache = target.make_cache(num_rows, self.row_capacity)
         draft_cache = None if draft is None else draft.make_cache(num_rows, self.row_capacity)
         self.caches = [cache for cache in (target_cache, draft_cache) if cache is not None]
@@ -138,14 +148,21 @@ class EagleWorker(BaseSpecWorker):
             dtype=weight.dtype,
             device=weight.device,
             keep_target_hidden=self.skip_draft_at_zero,
+            workspace=ops.verify_workspace(num_rows, self.max_steps + 1, device=weight.device),
         )
         # Only a policy that lives beside the op can be updated inside it.
         self._learns_in_op = hasattr(policy, "step_reader")
         self.stages = EagleStages(
             target, target_cache, draft, draft_cache, policy if self._learns_in_op else None
         )
-        self._row_lens: list[int] = []  # tokens in the target's cache
-        self._row_reserved: list[int] = []  # cache slots reserved
+        self.queue = make_queue(weight.device)
+        self._capture_pool = CapturePool(weight.device)
+        self._rows: list[Row] = []
+        self._in_flight: deque[LaunchedRound] = deque()
+        self._free_results = [
+            HostResults(self.queue, self.buffers) for _ in range(self.rounds_in_flight)
+        ]
+        # As of the work that has been queued up to the stage that looks: only stages use it.
         self._draft_behind = False
 
         self.controller: AdaptiveController | None = None
@@ -154,19 +171,22 @@ class EagleWorker(BaseSpecWorker):
         self._init_states()
 
     def _init_states(self) -> None:
-        with torch.inference_mode():
-            if self.policy is None:
-                steps = self.speculative_num_steps
-                state = self.build_adaptive_runtime_state(steps, steps + 1)
-                self.apply_runtime_state(state)
-                states = {steps: state}
-            else:
-                self.controller = AdaptiveController(self, self.policy)
-                self.controller.init_states(self.cuda_graph_bs)
-                states = self.controller.states
-                check_states_cover_routing(
-                    states, self.policy.candidate_steps, self.policy.cuda_graph_bs_for_step
-                )
+        if self.policy is None:
+            steps = self.speculative_num_steps
+            state = self.build_adaptive_runtime_state(steps, steps + 1)
+            self.apply_runtime_state(state)
+            states = {steps: state}
+        else:
+            self.controller = AdaptiveController(self, self.policy, lag=self.rounds_in_flight)
+            self.controller.init_states(self.cuda_graph_bs)
+            states = self.controller.states
+            check_states_cover_routing(
+                states,
+                self.policy.candidate_steps,
+                self.policy.candidate_steps_for_batch,
+                self.cuda_graph_bs,
+                self.max_batch_size,
+            )
         self.capture_report = CaptureReport.of(
             states.values(), self.cuda_graph_bs, self.buffers.frame_bytes
         )
@@ -190,23 +210,38 @@ class EagleWorker(BaseSpecWorker):
                 f"speculative_num_draft_tokens: expected {steps + 1} (a chain of {steps} steps), "
                 f"got {speculative_num_draft_tokens}"
             )
-        stages = self.stages
+        stages, pool = self.stages, self._capture_pool
         extends = self.draft is not None and not (steps == 0 and self.skip_draft_at_zero)
         state = SpecRuntimeState(
             speculative_num_steps=steps,
             speculative_num_draft_tokens=speculative_num_draft_tokens,
-            draft_graphs=GraphTable(stages.draft) if steps > 0 else None,
-            verify_graphs=GraphTable(stages.verify if extends else stages.verify_only),
-            draft_extend_graphs=GraphTable(stages.extend) if extends else None,
+            draft_graphs=GraphTable(stages.draft, pool) if steps > 0 else None,
+            verify_graphs=GraphTable(stages.verify if extends else stages.verify_only, pool),
+            draft_extend_graphs=GraphTable(stages.extend, pool) if extends else None,
         )
         sizes = self.cuda_graph_bs if cuda_graph_bs is None else cuda_graph_bs
+        return self._capture(state, sorted(sizes, reverse=True)) if sizes else state
+
+    @torch.inference_mode()
+    def _capture(self, state: SpecRuntimeState, sizes: Sequence[int]) -> SpecRuntimeState:
+        """Capture every stage of ``state`` for each of ``sizes``; the state, with what it took."""
+        self.queue.drain()
+        used = self._capture_pool.used_bytes()
+        start = time.perf_counter()
         with self._override_worker_state(state):
-            for size in sorted(sizes or (), reverse=True):
+            for size in sizes:
                 frame = self._frame(state, size)
-                num_bytes = self.buffers.frame_bytes(steps, size)
                 for table in state.stages:
-                    table.capture(frame, self._kv_bound(), num_bytes)
-        return state
+                    # A frozen launch cannot follow the keys as they grow, so it reads all there
+                    # may ever be.
+                    table.capture(frame, self.row_capacity)
+        seconds = time.perf_counter() - start
+        if used is None:
+            steps = state.speculative_num_steps
+            num_bytes = sum(self.buffers.frame_bytes(steps, size) for size in sizes)
+        else:
+            num_bytes = max(0, self._capture_pool.used_bytes() - used)
+        return replace(state, num_bytes=num_bytes, capture_seconds=seconds)
 
     def apply_runtime_state(self, state: SpecRuntimeState) -> None:
         self.runtime_state = state
@@ -242,28 +277,58 @@ class EagleWorker(BaseSpecWorker):
 
     @property
     def num_reqs(self) -> int:
-        return len(self._row_lens)
+        return len(self._rows)
 
     @property
     def kv_tokens_per_round(self) -> int:
         """Cache slots that a round may fill per request: by the largest S, whatever S is active."""
         return self.max_steps + 1
 
-    def add_row(self, token_ids: Sequence[int]) -> int:
-        """Run a request's tokens through both models in a new, last row; returns its next token.
+    def add_row(self, token_ids: Sequence[int]) -> int | None:
+        """Run a request's tokens through both models in a new, last row.
 
-        Raises ValueError when there is no free row, or no tokens, or more than fit.
+        Returns its next token; None where rounds overlap: there the token comes with the row's
+        first round (`DecodeResult.first_tokens`), or from `first_token`.
+
+        Raises ValueError when there is no free row, or no tokens, or more than fit, and TypeError
+        for tokens that are no integers.
         """
-        row, length = self.num_reqs, len(token_ids)
-        if row >= self.max_batch_size:
+        index, length = self.num_reqs, len(token_ids)
+        if index >= self.max_batch_size:
             raise ValueError(f"add_row: all {self.max_batch_size} rows are taken")
         if not 1 <= length <= self.max_len:
             raise ValueError(f"token_ids: expected 1 to {self.max_len} tokens, got {length}")
-        buffers = self.buffers
-        device = buffers.input_ids.device
-        with torch.inference_mode():
-            ids = torch.tensor([token_ids], device=device)
-            positions = torch.arange(length, device=device).unsqueeze(0)
+        ids = torch.tensor(token_ids)
+        if ids.dtype != torch.int64:
+            raise TypeError(f"token_ids: expected integers, got {token_ids!r}")
+        prompt = self.queue.host_buffer(1, length, dtype=torch.int64)
+        prompt[0] = ids
+        token = self.queue.host_buffer(1, dtype=torch.int64)
+        job = self.queue.submit(lambda: self._prefill(index, prompt, token))
+        reserved = self._round_up(length)
+        self._rows.append(Row(index, length, reserved, FirstToken(job, token)))
+        if self.rounds_in_flight > 1:
+            return None
+        try:
+            return self.first_token(index)
+        except BaseException:
+            self.remove_row(index)
+            raise
+
+    def first_token(self, row: int) -> int | None:
+        """Wait for the token that the prompt in ``row`` led to; None if it was handed out before.
+
+        If the prompt's pass failed, raises what it raised, and so does `collect` for the row's
+        first round, until the row is removed.
+        """
+        self._check_row(row)
+        return take_first_tokens(self._rows[row : row + 1])[0]
+
+    def _prefill(self, row: int, prompt: torch.Tensor, token_on_host: torch.Tensor) -> None:
+        buffers, length = self.buffers, prompt.size(1)
+        try:
+            ids = self.queue.to_device(prompt)
+            positions = torch.arange(length, device=ids.device).unsqueeze(0)
             caches = [cache.rows(row, row + 1) for cache in self.caches]
             hidden = self.target(ids, positions, caches[0], length)
             token = self.target.logits(hidden[:, -1]).argmax(-1)
@@ -277,44 +342,55 @@ class EagleWorker(BaseSpecWorker):
             buffers.seq_lens[row] = length
             buffers.new_seq_lens[row] = length
             buffers.num_reqs.fill_(row + 1)
-        self._row_lens.append(length)
-        self._row_reserved.append(self._round_up(length))
-        return int(token)
+            token_on_host.copy_(token, non_blocking=True)
+        except Exception as error:
+            error.add_note(f"while running a prompt of {length} tokens in row {row}")
+            raise
 
     def remove_row(self, row: int) -> None:
-        """Free ``row``; the last live row moves into it."""
-        last = self.num_reqs - 1
-        if not 0 <= row <= last:
-            raise ValueError(f"row: expected 0 to {last}, got {row}")
-        with torch.inference_mode():
-            for cache in self.caches:
-                # Zeroed, since a NaN left behind by a sequence that overflowed would reach the next
-                # one in this row even with weight 0.
-                cache.data[:, row, : self._row_reserved[row]].zero_()
-                if row != last:
-                    cache.copy_row(last, row, self._row_lens[last])
-                    cache.data[:, last, : self._row_reserved[last]].zero_()
+        """Free ``row``; the last live row moves into it. Rounds in flight are not disturbed."""
+        self._check_row(row)
+        removed, last = self._rows[row], self._rows.pop()
+        if removed is not last:
+            self._rows[row] = last
+            last.index = row
+        removed.index, removed.first_token = None, None
+        last_index = self.num_reqs
+        # All that is reserved: the host does not know yet what rounds in flight have added.
+        lengths = removed.reserved, last.reserved
+        self.queue.run(lambda: self._move_row(last_index, row, *lengths))
+
+    def _move_row(self, last: int, row: int, row_length: int, last_length: int) -> None:
+        """Row ``last`` takes the place of ``row``, if that is another, and becomes padding."""
+        for cache in self.caches:
+            # Zeroed, since a NaN left behind by a sequence that overflowed would reach the next one
+            # in this row even with weight 0.
+            cache.clear_row(row, row_length)
             if row != last:
-                self.buffers.move_row(last, row)
-            self.buffers.clear_row(last)
-            self.buffers.num_reqs.fill_(last)
-        self._row_lens[row] = self._row_lens[last]
-        self._row_reserved[row] = self._row_reserved[last]
-        del self._row_lens[last], self._row_reserved[last]
+                cache.copy_row(last, row, last_length)
+                cache.clear_row(last, last_length)
+        if row != last:
+            self.buffers.move_row(last, row)
+        self.buffers.clear_row(last)
+        self.buffers.num_reqs.fill_(last)
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < self.num_reqs:
+            raise ValueError(f"row: expected 0 to {self.num_reqs - 1}, got {row}")
 
     def _round_up(self, length: int) -> int:
         return min(-(-length // KV_BLOCK) * KV_BLOCK, self.row_capacity)
 
     def _reserve(self) -> None:
-        """Reserve every live row's slots for the coming round."""
-        reserved, per_round = self._row_reserved, self.kv_tokens_per_round
-        for row, length in enumerate(self._row_lens):
-            if new := num_new_kv_slots(length, reserved[row], per_round):
-                reserved[row] = self._round_up(reserved[row] + new)
+        """Reserve every live row's slots for the rounds in flight, the coming one included."""
+        per_round, rounds = self.kv_tokens_per_round, self.rounds_in_flight
+        for row in self._rows:
+            if new := num_new_kv_slots(row.length, row.reserved, per_round, rounds):
+                row.reserved = self._round_up(row.reserved + new)
 
     def _kv_bound(self) -> int:
         """How far any row's keys reach: known to the host, and constant over many rounds."""
-        return max(self._row_reserved, default=self._round_up(KV_BLOCK))
+        return max(row.reserved for row in self._rows)
 
     # Decoding.
 
@@ -334,45 +410,112 @@ class EagleWorker(BaseSpecWorker):
                 num_correct_drafts_per_req, batch_size, executed_steps=executed_steps
             )
 
-    @torch.inference_mode()
-    def decode(self) -> DecodeResult:
-        """One round for all live rows, which each gain 1 to S + 1 tokens.
+    @property
+    def num_in_flight(self) -> int:
+        """Rounds that were launched and not collected yet."""
+        return len(self._in_flight)
 
-        Raises ValueError without live rows. If a model fails, the rows are as before the round.
+    def launch(self) -> None:
+        """Start a round for all live rows, without waiting for the device.
+
+        Raises ValueError without live rows and for a row that has no room left, RuntimeError when
+        ``rounds_in_flight`` rounds wait to be collected. Then nothing was started.
         """
         batch_size = self.num_reqs
         if batch_size == 0:
-            raise ValueError("decode: there is no live row")
+            raise ValueError("launch: there is no live row")
+        if self.num_in_flight >= self.rounds_in_flight:
+            raise RuntimeError(f"launch: {self.num_in_flight} rounds are in flight; collect first")
+        longest = max(self._rows, key=lambda row: row.length)
+        if longest.length > self.max_len:
+            raise ValueError(
+                f"launch: row {longest.index} has {longest.length} tokens, expected at most "
+                f"{self.max_len} (max_len)"
+            )
         self.activate_step_by_batch(batch_size)
         state = self.runtime_state
-        steps = state.speculative_num_steps
+        self._reserve()
         padded = pad_to_cuda_graph_bs(batch_size, self.cuda_graph_bs)
-        learned_before = self.policy.next_round if self._learns_in_op else 0
+        launched = LaunchedRound(
+            state,
+            self._frame(state, padded),
+            self._kv_bound(),
+            list(self._rows),
+            self._free_results[-1],
+        )
         try:
-            self._reserve()
-            kv_len = self._kv_bound()
-            frame = self._frame(state, padded)
+            launched.job = self.queue.submit(lambda: self._run_round(launched))
+        except BaseException:
+            self._cancel(launched)
+            raise
+        self._free_results.pop()
+        self._in_flight.append(launched)
+
+    def _run_round(self, launched: LaunchedRound) -> None:
+        state, frame, kv_len = launched.state, launched.frame, launched.kv_len
+        steps, batch_size = state.speculative_num_steps, len(launched.rows)
+        try:
             if self._draft_behind and steps > 0:
                 self.stages.catch_up(frame, kv_len)
                 self._draft_behind = False
             for table in state.stages:
                 table.run(frame, kv_len)
-        except BaseException:
-            if self._learns_in_op and self.policy.next_round == learned_before:
-                self.controller.cancel_round()
+                if table is state.verify_graphs:
+                    launched.verified = True
+            if steps == 0 and self.skip_draft_at_zero:
+                self._draft_behind = True
+                self.num_skipped_draft_rounds += 1
+            launched.results.copy(batch_size)
+        except Exception as error:
+            error.add_note(f"in a decode round of {batch_size} rows at S = {steps}")
             raise
-        if steps == 0 and self.skip_draft_at_zero:
-            self._draft_behind = True
-            self.num_skipped_draft_rounds += 1
-        # The round's only wait for the device.
-        counts = frame.accept_token_num[:batch_size].tolist()
-        emitted = frame.output_token_ids[:batch_size].tolist()
-        self.on_verify_complete_cpu(counts, batch_size, executed_steps=steps)
-        tokens = []
-        for row, count in enumerate(counts):
-            tokens.append(emitted[row][: count + 1])
-            self._row_lens[row] += count + 1
-        return DecodeResult(steps, batch_size, padded, counts, tokens)
+
+    def _cancel(self, launched: LaunchedRound) -> None:
+        """The round failed. The rows are as before it, and so is the policy if it did not learn."""
+        if self._learns_in_op and not launched.verified:
+            self.controller.cancel_round()
+
+    def collect(self) -> DecodeResult:
+        """Wait for the oldest round in flight; its rows have each gained 1 to S + 1 tokens.
+
+        Raises RuntimeError when none is in flight. If a model failed in it, raises what that
+        raised: the round then counts as not run, and the rows are as before it.
+        """
+        if not self._in_flight:
+            raise RuntimeError("collect: no round is in flight")
+        launched = self._in_flight[0]
+        try:
+            launched.job.wait()
+        except BaseException:
+            self._cancel(launched)
+            self._retire()
+            raise
+        rows = launched.rows
+        # Before the round is let go: a prompt that failed must not pass for one that ran.
+        first_tokens = take_first_tokens(rows)
+        counts, tokens = launched.results.read(len(rows))
+        self._retire()
+        steps = launched.state.speculative_num_steps
+        for row, count in zip(rows, counts, strict=True):
+            row.length += count + 1
+        self.on_verify_complete_cpu(counts, len(rows), executed_steps=steps)
+        return DecodeResult(
+            speculative_num_steps=steps,
+            batch_size=len(rows),
+            padded_batch_size=launched.frame.batch_size,
+            num_correct_drafts=counts,
+            tokens=tokens,
+            rows=[row.index for row in rows],
+            first_tokens=first_tokens,
+        )
+
+    def _retire(self) -> None:
+        self._free_results.append(self._in_flight.popleft().results)
+
+    def decode(self) -> DecodeResult:
+        """`launch` a round and `collect` the oldest."""
+        self.launch()
+        return self.collect()
 
     def status(self) -> dict[str, Any]:
         """What runs, and why: for operators."""
@@ -383,9 +526,11 @@ class EagleWorker(BaseSpecWorker):
             "adaptive_unsupported_reason": self.unsupported_reason,
             "skip_draft_at_zero": self.skip_draft_at_zero,
             "num_skipped_draft_rounds": self.num_skipped_draft_rounds,
+            "num_rounds_in_flight": self.num_in_flight,
             "captured_batch_sizes": dict(report.batch_sizes),
             "captured_bytes": report.captured_bytes,
             "unpruned_bytes": report.full_bytes,
+            "capture_seconds": dict(report.seconds),
             "controller": None if self.controller is None else self.controller.status(),
         }
 

@@ -90,6 +90,7 @@ class EagleStages:
             new_seq_lens=frame.new_seq_lens,
             bonus_tokens=frame.bonus_tokens,
             select_index=frame.select_index,
+            workspace=frame.workspace,
         )
 
     def extend(self, frame: RoundFrame, kv_len: int, *, learn: bool) -> None:

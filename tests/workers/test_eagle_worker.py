@@ -64,7 +64,7 @@ def test_rows_move_and_leave_without_touching_the_others(pair):
             for (_, tokens), new in zip(rows, worker.decode().tokens, strict=True):
                 tokens.extend(new[: 60 - len(tokens)])
                 assert new
-        for row in [r for r in range(len(rows) - 1, -1, -1) if worker._row_lens[r] > 80]:
+        for row in [r for r in range(len(rows) - 1, -1, -1) if worker._rows[r].length > 80]:
             worker.remove_row(row)
             rows[row] = rows[-1]
             rows.pop()
