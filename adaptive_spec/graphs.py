@@ -289,18 +289,19 @@ class CaptureReport:
         frame_bytes: Callable[[int, int], int],
     ) -> CaptureReport:
         states = list(states)
-        pairs = [(s.speculative_num_steps, size) for s in states for size in cuda_graph_bs or []]
-        captured = [
-            (s.speculative_num_steps, size) for s in states for size in s.captured_batch_sizes
-        ]
-        num_bytes = sum(state.num_bytes for state in states)
-        share = sum(frame_bytes(*pair) for pair in captured)
+        sizes = cuda_graph_bs or []
+        num_bytes = share = full_share = 0
+        for state in states:
+            steps = state.speculative_num_steps
+            num_bytes += state.num_bytes
+            share += sum(frame_bytes(steps, size) for size in state.captured_batch_sizes)
+            full_share += sum(frame_bytes(steps, size) for size in sizes)
         return cls(
             batch_sizes={s.speculative_num_steps: s.captured_batch_sizes for s in states},
             num_bytes={s.speculative_num_steps: s.num_bytes for s in states},
             seconds={s.speculative_num_steps: s.capture_seconds for s in states},
-            full_pairs=len(pairs),
-            full_bytes=num_bytes * sum(frame_bytes(*pair) for pair in pairs) // max(share, 1),
+            full_pairs=len(states) * len(sizes),
+            full_bytes=num_bytes * full_share // max(share, 1),
         )
 
     @property

@@ -51,8 +51,8 @@ class Engine:
         policy: chooses the draft steps S: `AdaptiveState` or `AdaptiveSpeculativeParams`.
         speculative_num_steps: without a policy, the fixed S; 0 (the default) decodes plainly, with
             no draft work at all. With a policy, the S it was told to start with.
-        overlap: launch each round before the results of the one before are known
-            (`EagleWorkerV2`): the device does not wait for the host. The same tokens, a round later.
+        overlap: launch each round before the results of the one before are known, so that the
+            device does not wait for the host (`EagleWorkerV2`). The same tokens, a round later.
         cuda_graph_bs, skip_draft_at_zero, options, strict: see `EagleWorker`.
 
     Raises TypeError or ValueError naming a bad argument.

@@ -159,6 +159,8 @@ class EagleWorker(BaseSpecWorker):
         self._capture_pool = CapturePool(weight.device)
         self._rows: list[Row] = []
         self._in_flight: deque[LaunchedRound] = deque()
+        # Collected, and not shown to the policy yet: counts, batch size, S.
+        self._feedback: deque[tuple[list[int], int, int]] = deque()
         self._free_results = [
             HostResults(self.queue, self.buffers) for _ in range(self.rounds_in_flight)
         ]
@@ -450,6 +452,7 @@ class EagleWorker(BaseSpecWorker):
             raise
         self._free_results.pop()
         self._in_flight.append(launched)
+        self._feed_policy()
 
     def _run_round(self, launched: LaunchedRound) -> None:
         state, frame, kv_len = launched.state, launched.frame, launched.kv_len
@@ -498,7 +501,8 @@ class EagleWorker(BaseSpecWorker):
         steps = launched.state.speculative_num_steps
         for row, count in zip(rows, counts, strict=True):
             row.length += count + 1
-        self.on_verify_complete_cpu(counts, len(rows), executed_steps=steps)
+        self._feedback.append((counts, len(rows), steps))
+        self._feed_policy()
         return DecodeResult(
             speculative_num_steps=steps,
             batch_size=len(rows),
@@ -508,6 +512,16 @@ class EagleWorker(BaseSpecWorker):
             rows=[row.index for row in rows],
             first_tokens=first_tokens,
         )
+
+    def _feed_policy(self) -> None:
+        """Hand a host policy the rounds that its next decision may know.
+
+        Those are all but the newest ``rounds_in_flight - 1``, whether or not their results are
+        here: as in the op, a decision depends on which rounds there were and never on timing.
+        """
+        while self._feedback and len(self._feedback) + self.num_in_flight >= self.rounds_in_flight:
+            counts, batch_size, steps = self._feedback.popleft()
+            self.on_verify_complete_cpu(counts, batch_size, executed_steps=steps)
 
     def _retire(self) -> None:
         self._free_results.append(self._in_flight.popleft().results)

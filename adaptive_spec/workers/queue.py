@@ -114,7 +114,7 @@ class DeferredQueue:
 
     @torch.inference_mode()
     def run_next(self) -> None:
-        """Run the oldest pending work. An error goes to whoever waits for it, else to the caller."""
+        """Run the oldest pending work. Its error is kept for whoever waits for it, else raised."""
         job = self._pending.popleft()
         work, job.work = job.work, None
         try:
