@@ -250,6 +250,74 @@ def test_status_says_what_runs(pair, overlap):
     assert status["controller"]["active_steps"] == status["speculative_num_steps"]
 
 
+# Overlap.
+
+
+def test_overlapping_rounds_stream_the_same_text_one_round_later(pair):
+    prompts = [[9, 8], [1, 2, 3], [200]]
+    pieces, rounds = {}, {}
+    for overlap in (False, True):
+        engine = Engine(
+            pair, max_batch_size=2, max_len=64, speculative_num_steps=3, overlap=overlap
+        )
+        pieces[overlap] = [[] for _ in prompts]
+        for prompt, seen in zip(prompts, pieces[overlap], strict=True):
+            engine.submit(prompt, 20, on_text=seen.append)
+        rounds[overlap] = len([report for report in engine.run() if report.batch_size])
+        assert (engine.idle, engine.worker.num_in_flight, engine.worker.num_reqs) == (True, 0, 0)
+    assert ["".join(p) for p in pieces[True]] == ["".join(p) for p in pieces[False]]
+    assert rounds[True] > rounds[False], "nothing ran ahead"
+
+
+def test_a_step_launches_the_next_round_before_it_waits(pair):
+    engine = Engine(pair, max_batch_size=2, max_len=64, speculative_num_steps=3, overlap=True)
+    engine.submit([1, 2], 30)
+    order = []
+    worker = engine.worker
+    launch, collect = worker.launch, worker.collect
+    worker.launch = lambda: (order.append("launch"), launch())[1]
+    worker.collect = lambda: (order.append("collect"), collect())[1]
+    for _ in range(3):
+        engine.step()
+    assert order == ["launch", "launch", "collect", "launch", "collect", "launch", "collect"]
+
+
+def test_tokens_in_flight_of_a_retracted_request_are_not_used_twice(pair):
+    # It joins again while a round that it ran in before is still in flight.
+    engine = Engine(pair, max_batch_size=2, max_len=64, speculative_num_steps=3, overlap=True)
+    requests = [engine.submit([i, 4], 25) for i in range(2)]
+    for index in (0, 1, 1, 0):
+        engine.step()
+        engine.retract(requests[index])
+        assert engine.worker.num_in_flight == 1
+    engine.run()
+    for i, request in enumerate(requests):
+        assert request.output_ids == reference(pair, [i, 4], 25)
+
+
+def test_aborting_the_last_request_leaves_no_round_in_flight(pair):
+    engine = Engine(pair, max_batch_size=2, max_len=64, speculative_num_steps=3, overlap=True)
+    request = engine.submit([1, 2], 30)
+    engine.step()
+    assert engine.worker.num_in_flight == 1
+    engine.abort(request)
+    assert engine.worker.num_in_flight == 0
+    assert request.output_ids == reference(pair, [1, 2], len(request.output_ids))
+
+
+def test_a_step_that_fails_can_be_repeated(pair, make_engine, monkeypatch):
+    engine = make_engine()
+    request = engine.submit([1, 2], 20)
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.target, "logits", lambda *a, **k: 1 / 0)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                engine.step()
+    engine.run()
+    assert request.output_ids == reference(pair, [1, 2], 20)
+
+
 # Arguments.
 
 
