@@ -31,18 +31,11 @@ from adaptive_spec.routing import pad_to_cuda_graph_bs
 from adaptive_spec.workers.base import (
     BaseSpecWorker,
     SpecOptions,
-    num_new_kv_slots,
     resolve_adaptive_support,
 )
 from adaptive_spec.workers.queue import make_queue
-from adaptive_spec.workers.rounds import (
-    DecodeResult,
-    FirstToken,
-    HostResults,
-    LaunchedRound,
-    Row,
-    take_first_tokens,
-)
+from adaptive_spec.workers.rounds import DecodeResult, HostResults, LaunchedRound
+from adaptive_spec.workers.rows import RowTable, take_first_tokens
 from adaptive_spec.workers.stages import EagleStages
 
 if TYPE_CHECKING:
@@ -50,9 +43,6 @@ if TYPE_CHECKING:
     from adaptive_spec.engine.llama import LlamaForCausalLM
 
 __all__ = ["EagleWorker"]
-
-# Reservations grow by this many slots, so that the bound on the keys moves rarely.
-KV_BLOCK = 64
 
 
 class EagleWorker(BaseSpecWorker):
@@ -119,6 +109,14 @@ class EagleWorker(BaseSpecWorker):
             steps = 0 if policy is None else policy.get_steps_for_batch(1)
         if self.unsupported_reason is not None:
             policy = None
+        # Only a policy that lives beside the op can be updated inside it.
+        learns_in_op = hasattr(policy, "step_reader")
+        weight = target.head_weight
+        if learns_in_op and policy.tensor.device != weight.device:
+            raise ValueError(
+                f"policy: expected a state on {weight.device} (the target's device), got one on "
+                f"{policy.tensor.device}"
+            )
         all_steps = [steps] if policy is None else policy.candidate_steps
         if draft is None and max(all_steps) > 0:
             raise ValueError(
@@ -139,7 +137,6 @@ class EagleWorker(BaseSpecWorker):
         target_cache = target.make_cache(num_rows, self.row_capacity)
         draft_cache = None if draft is None else draft.make_cache(num_rows, self.row_capacity)
         self.caches = [cache for cache in (target_cache, draft_cache) if cache is not None]
-        weight = target.head_weight
         self.buffers = DecodeBuffers.allocate(
             num_rows,
             self.max_steps,
@@ -150,14 +147,22 @@ class EagleWorker(BaseSpecWorker):
             keep_target_hidden=self.skip_draft_at_zero,
             workspace=ops.verify_workspace(num_rows, self.max_steps + 1, device=weight.device),
         )
-        # Only a policy that lives beside the op can be updated inside it.
-        self._learns_in_op = hasattr(policy, "step_reader")
+        self._learns_in_op = learns_in_op
         self.stages = EagleStages(
-            target, target_cache, draft, draft_cache, policy if self._learns_in_op else None
+            target, target_cache, draft, draft_cache, policy if learns_in_op else None
         )
         self.queue = make_queue(weight.device)
         self._capture_pool = CapturePool(weight.device)
-        self._rows: list[Row] = []
+        self.rows = RowTable(
+            self.queue,
+            self.stages,
+            self.buffers,
+            self.caches,
+            max_batch_size=max_batch_size,
+            max_len=max_len,
+            tokens_per_round=self.kv_tokens_per_round,
+            rounds_in_flight=self.rounds_in_flight,
+        )
         self._in_flight: deque[LaunchedRound] = deque()
         # Collected, and not shown to the policy yet: counts, batch size, S.
         self._feedback: deque[tuple[list[int], int, int]] = deque()
@@ -279,7 +284,7 @@ class EagleWorker(BaseSpecWorker):
 
     @property
     def num_reqs(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     @property
     def kv_tokens_per_round(self) -> int:
@@ -295,26 +300,13 @@ class EagleWorker(BaseSpecWorker):
         Raises ValueError when there is no free row, or no tokens, or more than fit, and TypeError
         for tokens that are no integers.
         """
-        index, length = self.num_reqs, len(token_ids)
-        if index >= self.max_batch_size:
-            raise ValueError(f"add_row: all {self.max_batch_size} rows are taken")
-        if not 1 <= length <= self.max_len:
-            raise ValueError(f"token_ids: expected 1 to {self.max_len} tokens, got {length}")
-        ids = torch.tensor(token_ids)
-        if ids.dtype != torch.int64:
-            raise TypeError(f"token_ids: expected integers, got {token_ids!r}")
-        prompt = self.queue.host_buffer(1, length, dtype=torch.int64)
-        prompt[0] = ids
-        token = self.queue.host_buffer(1, dtype=torch.int64)
-        job = self.queue.submit(lambda: self._prefill(index, prompt, token))
-        reserved = self._round_up(length)
-        self._rows.append(Row(index, length, reserved, FirstToken(job, token)))
+        row = self.rows.add(token_ids)
         if self.rounds_in_flight > 1:
             return None
         try:
-            return self.first_token(index)
+            return self.first_token(row.index)
         except BaseException:
-            self.remove_row(index)
+            self.remove_row(row.index)
             raise
 
     def first_token(self, row: int) -> int | None:
@@ -323,76 +315,11 @@ class EagleWorker(BaseSpecWorker):
         If the prompt's pass failed, raises what it raised, and so does `collect` for the row's
         first round, until the row is removed.
         """
-        self._check_row(row)
-        return take_first_tokens(self._rows[row : row + 1])[0]
-
-    def _prefill(self, row: int, prompt: torch.Tensor, token_on_host: torch.Tensor) -> None:
-        buffers, length = self.buffers, prompt.size(1)
-        try:
-            ids = self.queue.to_device(prompt)
-            positions = torch.arange(length, device=ids.device).unsqueeze(0)
-            caches = [cache.rows(row, row + 1) for cache in self.caches]
-            hidden = self.target(ids, positions, caches[0], length)
-            token = self.target.logits(hidden[:, -1]).argmax(-1)
-            if self.draft is not None:
-                shifted = torch.cat([ids[:, 1:], token.unsqueeze(0)], dim=1)
-                drafted = self.draft(shifted, hidden, positions, caches[1], length)
-                buffers.draft_hidden[row] = drafted[0, -1]
-            if buffers.target_hidden is not None:
-                buffers.target_hidden[row] = hidden[0, -1]
-            buffers.input_ids[row, 0] = token[0]
-            buffers.seq_lens[row] = length
-            buffers.new_seq_lens[row] = length
-            buffers.num_reqs.fill_(row + 1)
-            token_on_host.copy_(token, non_blocking=True)
-        except Exception as error:
-            error.add_note(f"while running a prompt of {length} tokens in row {row}")
-            raise
+        return take_first_tokens([self.rows[row]])[0]
 
     def remove_row(self, row: int) -> None:
         """Free ``row``; the last live row moves into it. Rounds in flight are not disturbed."""
-        self._check_row(row)
-        removed, last = self._rows[row], self._rows.pop()
-        if removed is not last:
-            self._rows[row] = last
-            last.index = row
-        removed.index, removed.first_token = None, None
-        last_index = self.num_reqs
-        # All that is reserved: the host does not know yet what rounds in flight have added.
-        lengths = removed.reserved, last.reserved
-        self.queue.run(lambda: self._move_row(last_index, row, *lengths))
-
-    def _move_row(self, last: int, row: int, row_length: int, last_length: int) -> None:
-        """Row ``last`` takes the place of ``row``, if that is another, and becomes padding."""
-        for cache in self.caches:
-            # Zeroed, since a NaN left behind by a sequence that overflowed would reach the next one
-            # in this row even with weight 0.
-            cache.clear_row(row, row_length)
-            if row != last:
-                cache.copy_row(last, row, last_length)
-                cache.clear_row(last, last_length)
-        if row != last:
-            self.buffers.move_row(last, row)
-        self.buffers.clear_row(last)
-        self.buffers.num_reqs.fill_(last)
-
-    def _check_row(self, row: int) -> None:
-        if not 0 <= row < self.num_reqs:
-            raise ValueError(f"row: expected 0 to {self.num_reqs - 1}, got {row}")
-
-    def _round_up(self, length: int) -> int:
-        return min(-(-length // KV_BLOCK) * KV_BLOCK, self.row_capacity)
-
-    def _reserve(self) -> None:
-        """Reserve every live row's slots for the rounds in flight, the coming one included."""
-        per_round, rounds = self.kv_tokens_per_round, self.rounds_in_flight
-        for row in self._rows:
-            if new := num_new_kv_slots(row.length, row.reserved, per_round, rounds):
-                row.reserved = self._round_up(row.reserved + new)
-
-    def _kv_bound(self) -> int:
-        """How far any row's keys reach: known to the host, and constant over many rounds."""
-        return max(row.reserved for row in self._rows)
+        self.rows.remove(row)
 
     # Decoding.
 
@@ -428,21 +355,15 @@ class EagleWorker(BaseSpecWorker):
             raise ValueError("launch: there is no live row")
         if self.num_in_flight >= self.rounds_in_flight:
             raise RuntimeError(f"launch: {self.num_in_flight} rounds are in flight; collect first")
-        longest = max(self._rows, key=lambda row: row.length)
-        if longest.length > self.max_len:
-            raise ValueError(
-                f"launch: row {longest.index} has {longest.length} tokens, expected at most "
-                f"{self.max_len} (max_len)"
-            )
+        self.rows.check_room()
         self.activate_step_by_batch(batch_size)
         state = self.runtime_state
-        self._reserve()
         padded = pad_to_cuda_graph_bs(batch_size, self.cuda_graph_bs)
         launched = LaunchedRound(
             state,
             self._frame(state, padded),
-            self._kv_bound(),
-            list(self._rows),
+            self.rows.reserve(),
+            list(self.rows.rows),
             self._free_results[-1],
         )
         try:

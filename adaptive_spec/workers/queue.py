@@ -85,11 +85,12 @@ class DeferredQueue:
     """Runs work in order, each piece only when it or something behind it is waited for.
 
     Args:
-        early: also run some of it earlier, at random, as a device that is ahead would.
+        early: also run some of it earlier, at random, as a device that is ahead would. May be set
+            at any time.
     """
 
     def __init__(self, early: random.Random | None = None) -> None:
-        self._early = early
+        self.early = early
         self._pending: deque[DeferredJob] = deque()
 
     @property
@@ -126,7 +127,7 @@ class DeferredQueue:
 
     def _add(self, job: DeferredJob) -> DeferredJob:
         self._pending.append(job)
-        while self._early is not None and self._pending and self._early.random() < 0.5:
+        while self.early is not None and self._pending and self.early.random() < 0.5:
             self.run_next()
         return job
 

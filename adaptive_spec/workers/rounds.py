@@ -1,19 +1,17 @@
-"""What a worker keeps of its rows and of the rounds in flight."""
+"""Rounds: what one did, and what a worker keeps of those in flight."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import torch
 
 from adaptive_spec.graphs import DecodeBuffers, RoundFrame, SpecRuntimeState
 
 if TYPE_CHECKING:
     from adaptive_spec.workers.queue import DeviceQueue, Job
+    from adaptive_spec.workers.rows import Row
 
-__all__ = ["DecodeResult", "FirstToken", "HostResults", "LaunchedRound", "Row", "take_first_tokens"]
+__all__ = ["DecodeResult", "HostResults", "LaunchedRound"]
 
 
 @dataclass(frozen=True)
@@ -29,43 +27,6 @@ class DecodeResult:
     rows: list[int | None]
     # The token that the prompt led to, which comes before ``tokens``; None where it was known.
     first_tokens: list[int | None]
-
-
-class FirstToken:
-    """The token that a prompt led to, on its way to the host."""
-
-    def __init__(self, job: Job, host: torch.Tensor) -> None:
-        self._job = job
-        self._host = host  # int64 [1]
-
-    def wait(self) -> int:
-        self._job.wait()
-        return int(self._host[0])
-
-
-@dataclass(eq=False)
-class Row:
-    """One request's row. Its index changes as others leave; rounds in flight hold the row itself.
-
-    ``length`` is that of the last collected round. What the device holds may be longer, by as much
-    as the rounds in flight can add, but never longer than ``reserved``.
-    """
-
-    index: int | None  # None once it was removed
-    length: int  # tokens in the target's cache
-    reserved: int  # cache slots
-    first_token: FirstToken | None  # until it was handed out
-
-
-def take_first_tokens(rows: Sequence[Row]) -> list[int | None]:
-    """Each row's first token, where it was not handed out before; waits for the prompts.
-
-    If the pass of one failed, raises what that raised, each time, and hands out none.
-    """
-    tokens = [None if row.first_token is None else row.first_token.wait() for row in rows]
-    for row in rows:
-        row.first_token = None
-    return tokens
 
 
 class HostResults:

@@ -15,7 +15,6 @@ from adaptive_spec import AdaptiveSpeculativeParams
 from adaptive_spec.engine import Engine, load_pair
 from adaptive_spec.state import AdaptiveState
 from adaptive_spec.testing.models import agreeing_pair, greedy_reference
-from adaptive_spec.workers.queue import DeferredQueue
 
 TINY_PAIR = Path(adaptive_spec.__file__).parent / "tiny_pair"
 
@@ -142,7 +141,7 @@ def test_a_run_can_be_repeated_exactly(pair, workload, overlap):
         engine = Engine(pair, max_batch_size=12, max_len=48, policy=policy, overlap=overlap)
         if overlap and runs:
             # A device that is sometimes ahead of the host: the decisions must not show it.
-            engine.worker.queue = DeferredQueue(early=random.Random(5))
+            engine.worker.queue.early = random.Random(5)
         _, reports = serve(engine, workload[:40], seed=4)
         runs.append(([r.speculative_num_steps for r in reports], policy.tensor.tolist()))
     assert runs[0] == runs[1]

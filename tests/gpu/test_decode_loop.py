@@ -61,7 +61,7 @@ def no_sync():
 
 
 def serve(engine, workload, num_rounds, *, guarded):
-    """Requests join, leave and are retracted by a fixed plan. Returns the rounds and the outputs."""
+    """Requests join, leave and are retracted by a fixed plan. Returns rounds and outputs."""
     rng, todo, requests, rounds = random.Random(1), iter(workload), [], []
     while len(rounds) < num_rounds:
         # The first rounds warm up: lazily loaded kernels, and the eager passes' own first use.

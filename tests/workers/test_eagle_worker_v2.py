@@ -12,7 +12,6 @@ from adaptive_spec import AdaptiveSpeculativeParams
 from adaptive_spec.state import AdaptiveState
 from adaptive_spec.testing.models import agreeing_pair, greedy_reference
 from adaptive_spec.workers import EagleWorker, EagleWorkerV2
-from adaptive_spec.workers.queue import DeferredQueue
 
 # Decides every round, so that S changes all the time.
 RESTLESS = {
@@ -112,7 +111,7 @@ def test_rows_come_and_go_while_rounds_are_in_flight(pair, kind, cuda_graph_bs, 
         pair, make_policy(kind), cuda_graph_bs=cuda_graph_bs, skip_draft_at_zero=skip
     )
     if early is not None:
-        worker.queue = DeferredQueue(early=random.Random(early))
+        worker.queue.early = random.Random(early)
     rng = random.Random(7)
     session = Session(worker)
     for _ in range(50):
@@ -228,7 +227,7 @@ def test_round_r_runs_with_the_decision_of_round_r_minus_2(pair):
         worker = make_worker(pair, policy)
         if early is not None:
             # A device that is ahead: fresher decisions are there and must not be used.
-            worker.queue = DeferredQueue(early=random.Random(early))
+            worker.queue.early = random.Random(early)
         session = Session(worker)
         session.add([1, 2, 3])
         used, chosen = [], []
@@ -326,13 +325,13 @@ def test_a_host_policy_decides_as_the_op_does_with_the_same_lag(pair):
 
 
 def test_the_reservation_covers_two_rounds_at_the_largest_step(pair, monkeypatch):
-    monkeypatch.setattr("adaptive_spec.workers.eagle.KV_BLOCK", 1)
+    monkeypatch.setattr("adaptive_spec.workers.rows.KV_BLOCK", 1)
     config = {"update_interval": 1000, "1": {"candidate_steps": [1, 7]}}
     worker = make_worker(pair, make_policy("device", config, initial=1))
     worker.add_row([1, 2, 3])
     for _ in range(10):
         worker.launch()
-        row = worker._rows[0]
+        row = worker.rows[0]
         # Reserved by the active S = 1 it would be 4 more; for one round in flight, 8.
         assert worker.speculative_num_steps == 1
         assert row.reserved >= row.length + 2 * 8
@@ -343,7 +342,7 @@ def test_the_reservation_covers_two_rounds_at_the_largest_step(pair, monkeypatch
 def test_the_keys_of_both_rounds_in_flight_are_within_the_bound(monkeypatch):
     # From a reservation without slack and with most drafts accepted, a bound for one round in
     # flight cuts off keys that the second one needs.
-    monkeypatch.setattr("adaptive_spec.workers.eagle.KV_BLOCK", 1)
+    monkeypatch.setattr("adaptive_spec.workers.rows.KV_BLOCK", 1)
     agreeing = agreeing_pair(0.1)
     session = Session(make_worker(agreeing, speculative_num_steps=7))
     for prompt in ([1, 2, 3], [4], [50, 51, 52]):
