@@ -1,6 +1,8 @@
 """The whole decode loop on a GPU: CUDA graphs, two rounds in flight, no wait for the device.
 
-Only `Job.wait` may wait, for an event, which is what `set_sync_debug_mode` lets pass.
+Only `Job.wait` may wait, for an event, which is what `set_sync_debug_mode` lets pass. Models are in
+float32, where differently shaped products may flip a near tie between two tokens; so outputs are
+held against a float64 pass over themselves instead of another run's.
 """
 
 import contextlib
@@ -9,10 +11,11 @@ import random
 import pytest
 import torch
 
+from adaptive_spec import AdaptiveSpeculativeParams
 from adaptive_spec.capture import CudaGraph
 from adaptive_spec.engine import Engine
 from adaptive_spec.state import AdaptiveState
-from adaptive_spec.testing.models import agreeing_pair, greedy_reference
+from adaptive_spec.testing.models import agreeing_pair
 
 pytestmark = pytest.mark.gpu
 
@@ -24,31 +27,49 @@ CONFIG = {
     "3": {"candidate_steps": [0, 2, 5]},
 }
 SIZES = [1, 2, 4, 8]
+NEAR_TIE = 1e-3  # between logits of some units; a token from a wrong state is off by more
 
 
-def pair_on(device):
-    # float64: differently shaped products differ by rounding, which must not flip a token.
-    pair = agreeing_pair(0.3)
+def make_engine(device="cuda", policy="adaptive", **keywords):
+    if policy == "adaptive":
+        policy = AdaptiveState(CONFIG, 0, device=device)
+    pair = agreeing_pair(0.3, dtype=torch.float32)
     pair.target.to(device)
     pair.draft.to(device)
-    return pair
+    keywords = {"max_batch_size": 8, "max_len": 64, "overlap": True} | keywords
+    return Engine(pair, policy=policy, **keywords)
 
 
 @pytest.fixture(scope="module")
 def workload():
-    """(prompt, max_new_tokens) of 400 requests."""
+    """(prompt, max_new_tokens) of 600 requests."""
     rng = random.Random(0)
     return [
         ([rng.randrange(64) for _ in range(rng.randint(1, 12))], rng.randint(1, 40))
-        for _ in range(400)
+        for _ in range(600)
     ]
 
 
-def make_engine(device, policy="device", **keywords):
-    if policy == "device":
-        policy = AdaptiveState(CONFIG, 0, device=device)
-    keywords = {"max_batch_size": 8, "max_len": 64, "overlap": True} | keywords
-    return Engine(pair_on(device), policy=policy, **keywords)
+@pytest.fixture(scope="module")
+def check_greedy():
+    """Fails unless each output token is the target's choice after those before it."""
+    target = agreeing_pair(0.3).target
+
+    @torch.inference_mode()
+    def check(requests):
+        assert sum(len(request.output_ids) for request in requests) > 200
+        for request in requests:
+            if not request.output_ids:
+                continue
+            ids = torch.tensor([request.token_ids])
+            hidden = target(ids, torch.arange(ids.size(1)).unsqueeze(0))
+            first = len(request.prompt_ids)
+            logits = target.logits(hidden[0, first - 1 : -1])
+            chosen = logits.gather(1, ids[0, first:, None]).squeeze(1)
+            worst = (logits.amax(1) - chosen).max()
+            assert worst < NEAR_TIE, f"request {request.id} has a token that is no greedy choice"
+
+    return check
 
 
 @contextlib.contextmanager
@@ -60,51 +81,71 @@ def no_sync():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def serve(engine, workload, num_rounds, *, guarded):
-    """Requests join, leave and are retracted by a fixed plan. Returns rounds and outputs."""
-    rng, todo, requests, rounds = random.Random(1), iter(workload), [], []
-    while len(rounds) < num_rounds:
-        # The first rounds warm up: lazily loaded kernels, and the eager passes' own first use.
-        with no_sync() if guarded and len(rounds) >= 30 else contextlib.nullcontext():
+def serve(engine, workload, num_rounds):
+    """Requests join, leave and are retracted. Returns all requests, and every round's result."""
+    rng, todo, requests, results = random.Random(1), iter(workload), [], []
+    collect = engine.worker.collect
+    engine.worker.collect = lambda: results.append(collect()) or results[-1]
+    while len(results) < num_rounds:
+        # The first rounds warm up: lazily loaded kernels and tables, the first prompts.
+        with no_sync() if len(results) >= 30 else contextlib.nullcontext():
             for _ in range(rng.choice([0, 0, 1, 3]) if len(engine.waiting) < 4 else 0):
                 requests.append(engine.submit(*next(todo)))
             if engine.running and rng.random() < 0.1:
                 engine.retract(rng.choice(engine.running))
-            report = engine.step()
-        if report.batch_size:
-            rounds.append((report.speculative_num_steps, report.batch_size, report.accepted))
-    return rounds, [request.output_ids for request in requests]
+            engine.step()
+    for request in requests:
+        engine.abort(request)
+    assert engine.worker.num_in_flight == 0
+    return requests, results
 
 
 @pytest.mark.parametrize("cuda_graph_bs", [SIZES, None], ids=["graphs", "eager"])
-def test_300_rounds_without_a_sync_equal_the_cpu_engine(workload, cuda_graph_bs):
-    engine = make_engine("cuda", cuda_graph_bs=cuda_graph_bs)
-    rounds, outputs = serve(engine, workload, 330, guarded=True)
-    assert {steps for steps, _, _ in rounds} >= {0, 1, 2}, "S did not move enough"
+def test_300_rounds_without_a_sync_are_greedy_and_decide_exactly(
+    workload, check_greedy, cuda_graph_bs
+):
+    engine = make_engine(cuda_graph_bs=cuda_graph_bs)
+    requests, results = serve(engine, workload, 330)
+    check_greedy(requests)
+    assert {result.speculative_num_steps for result in results} >= {0, 1, 2}
 
-    reference = make_engine("cpu", cuda_graph_bs=cuda_graph_bs)
-    assert (rounds, outputs) == serve(reference, workload, 330, guarded=False)
-    # Both policies went the same way, to the last bit.
+    # The Python reference, told what each round did two rounds later, chooses the same S.
+    reference = AdaptiveSpeculativeParams(0, CONFIG)
+    reference.set_cuda_graph_bs(cuda_graph_bs)
+
+    def tell(result):
+        reference.on_verify_complete(
+            result.num_correct_drafts, result.batch_size, result.speculative_num_steps
+        )
+
+    for number, result in enumerate(results):
+        if number >= 2:
+            tell(results[number - 2])
+        expected = reference.get_steps_for_batch(result.batch_size)
+        assert result.speculative_num_steps == expected, f"round {number}"
+    for result in results[-2:]:
+        tell(result)
     torch.cuda.synchronize()
-    assert engine.worker.policy.slots == reference.worker.policy.slots
+    for slot, told in zip(engine.worker.policy.slots, reference.status(), strict=True):
+        assert slot.ema_accept_len == told["ema_accept_len"]
+        assert slot.batch_count == told["batch_count"]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("steps", [0, 3])
-def test_fixed_steps_are_lossless(workload, steps, overlap):
+def test_fixed_steps_are_greedy(workload, check_greedy, steps, overlap):
     engine = make_engine(
-        "cuda", policy=None, speculative_num_steps=steps, overlap=overlap, cuda_graph_bs=SIZES
+        policy=None, speculative_num_steps=steps, overlap=overlap, cuda_graph_bs=SIZES
     )
     requests = [engine.submit(*request) for request in workload[:40]]
     engine.run()
-    cpu = pair_on("cpu")
-    for request in requests:
-        expected = greedy_reference(cpu.target, request.prompt_ids, request.limits.max_new_tokens)
-        assert request.output_ids == expected
+    check_greedy(requests)
+    for request, (_, length) in zip(requests, workload, strict=False):
+        assert len(request.output_ids) == length
 
 
 def test_captures_are_cuda_graphs_and_teach_nothing():
-    engine = make_engine("cuda", cuda_graph_bs=SIZES)
+    engine = make_engine(cuda_graph_bs=SIZES)
     worker = engine.worker
     assert worker.policy.next_round == 0
     for state in worker.controller.states.values():
@@ -120,7 +161,7 @@ def test_captures_are_cuda_graphs_and_teach_nothing():
 
 def test_a_replay_learns_and_counts_only_live_rows():
     # Recorded without the state, a graph would verify and never learn.
-    engine = make_engine("cuda", cuda_graph_bs=[8])
+    engine = make_engine(cuda_graph_bs=[8])
     for prompt in ([1, 2], [3], [4, 5, 6]):
         engine.submit(prompt, 20)
     for _ in range(6):
@@ -133,10 +174,13 @@ def test_a_replay_learns_and_counts_only_live_rows():
 
 
 @pytest.mark.parametrize("stage", ["draft", "verify", "extend"])
-def test_a_failed_capture_leaves_the_worker_as_it_was(workload, monkeypatch, stage):
-    engine, twin = (make_engine("cuda", cuda_graph_bs=SIZES) for _ in range(2))
-    requests = [[e.submit(*request) for request in workload[:4]] for e in (engine, twin)]
-    engine.step(), twin.step()
+def test_a_capture_that_fails_while_requests_run_disturbs_none(
+    workload, check_greedy, monkeypatch, stage
+):
+    engine = make_engine(cuda_graph_bs=SIZES)
+    requests = [engine.submit(*request) for request in workload[:30]]
+    for _ in range(3):
+        engine.step()
     worker = engine.worker
     original = getattr(worker.stages, stage)
 
@@ -145,11 +189,12 @@ def test_a_failed_capture_leaves_the_worker_as_it_was(workload, monkeypatch, sta
         if learn:  # while recording, not while warming up
             raise RuntimeError("out of memory")
 
+    worker.queue.drain()
+    learned = worker.policy.tensor.clone()
     with monkeypatch.context() as patch:
         patch.setattr(worker.stages, stage, fail)
         with pytest.raises(RuntimeError):
             worker.build_adaptive_runtime_state(5, 6, [4])
-    engine.run(), twin.run()
-    assert [r.output_ids for r in requests[0]] == [r.output_ids for r in requests[1]]
-    torch.cuda.synchronize()
-    assert worker.policy.slots == twin.worker.policy.slots
+    assert torch.equal(worker.policy.tensor, learned)
+    engine.run()
+    check_greedy(requests)

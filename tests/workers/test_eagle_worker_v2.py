@@ -7,11 +7,13 @@ in flight reads stale buffers here and gives wrong tokens or decisions.
 import random
 
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adaptive_spec import AdaptiveSpeculativeParams
 from adaptive_spec.state import AdaptiveState
 from adaptive_spec.testing.models import agreeing_pair, greedy_reference
 from adaptive_spec.workers import EagleWorker, EagleWorkerV2
+from adaptive_spec.workers.queue import DeferredQueue
 
 # Decides every round, so that S changes all the time.
 RESTLESS = {
@@ -216,6 +218,44 @@ def test_a_prompt_is_run_without_waiting_for_its_token(pair):
     assert worker.collect().first_tokens == [None, expected[1]]
     worker.launch()
     assert worker.collect().first_tokens == [None, None]
+
+
+class NoReadBack(TorchDispatchMode):
+    """Refuses the operations that wait for the device to hand a value or a shape to the host."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        assert not name.startswith(self.NAMES), f"{name} waits for the device"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("cuda_graph_bs", [None, [2, 4]], ids=["eager", "graphs"])
+def test_queued_work_never_hands_a_value_to_the_host(pair, monkeypatch, cuda_graph_bs):
+    # On a GPU this would stop the host until the device has caught up, and end a capture.
+    run_next, ran = DeferredQueue.run_next, []
+
+    def guarded(queue):
+        with NoReadBack():
+            run_next(queue)
+        ran.append(1)
+
+    monkeypatch.setattr(DeferredQueue, "run_next", guarded)
+    worker = make_worker(
+        pair, make_policy("device"), cuda_graph_bs=cuda_graph_bs, skip_draft_at_zero=True
+    )
+    session = Session(worker)
+    for number in range(20):
+        session.add([number, 2, 3])
+        session.advance()
+        if len(session.rows) > 3:
+            session.remove(number % 3)
+    session.finish()
+    check(pair, session.ended, least=40)
+    assert len(ran) > 50
+    with pytest.raises(AssertionError, match="waits for the device"), NoReadBack():
+        worker.buffers.seq_lens[0].item()
 
 
 # Decisions.

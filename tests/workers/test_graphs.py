@@ -1,10 +1,13 @@
 """Prepared callables: shared buffers, captures, pruning, and what happens where none exists."""
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from adaptive_spec import AdaptiveSpeculativeParams
-from adaptive_spec.capture import CapturePool, PreparedCallable
+from adaptive_spec.capture import CapturePool, CudaGraph, PreparedCallable
 from adaptive_spec.controller import AdaptiveController
 from adaptive_spec.engine.llama import RotaryTable
 from adaptive_spec.graphs import (
@@ -347,3 +350,55 @@ def test_tables_are_built_before_a_capture_and_not_in_it(pair, monkeypatch):
         for table in state.stages:
             for capture in table.graphs.values():
                 capture.replay(worker.row_capacity)
+
+
+class FakeGpu:
+    """Records what a capture does to streams and graphs, in order."""
+
+    def __init__(self, monkeypatch):
+        self.log = []
+        self.stream = SimpleNamespace(
+            device="cuda:0", wait_stream=lambda other: self.log.append("side waits")
+        )
+        current = SimpleNamespace(wait_stream=lambda other: self.log.append("current waits"))
+        graph = SimpleNamespace(replay=lambda: self.log.append("replay"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: self.block("side"))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+        monkeypatch.setattr(torch.cuda, "graph", self.record)
+
+    @contextlib.contextmanager
+    def block(self, name):
+        self.log.append(f"{name} begins")
+        yield
+        self.log.append(f"{name} ends")
+
+    def record(self, graph, *, pool, stream, capture_error_mode):
+        assert pool == (0, 1)
+        assert stream is self.stream, "libraries were warmed up on another stream"
+        return self.block("recording")
+
+
+def test_a_cuda_graph_is_warmed_up_without_and_recorded_with_the_state(monkeypatch):
+    # The other way round, capturing would teach the policy and replays never would.
+    gpu = FakeGpu(monkeypatch)
+
+    def stage(frame, kv_len, *, learn):
+        gpu.log.append(f"stage over {kv_len} keys, learn={learn}")
+
+    graph = CudaGraph.capture(stage, None, 96, (0, 1), gpu.stream)
+    assert gpu.log == [
+        "side waits",
+        "side begins",
+        "stage over 96 keys, learn=False",
+        "side ends",
+        "recording begins",
+        "stage over 96 keys, learn=True",
+        "recording ends",
+        "current waits",
+    ]
+    graph.replay(96)
+    graph.replay(3)
+    assert gpu.log[8:] == ["replay", "replay"]
+    with pytest.raises(ValueError, match="at most 96 keys, got 97"):
+        graph.replay(97)
