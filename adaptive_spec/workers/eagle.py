@@ -410,7 +410,7 @@ class EagleWorker(BaseSpecWorker):
         launched = self._in_flight[0]
         try:
             launched.job.wait()
-        except BaseException:
+        except Exception:  # an interrupted wait leaves the round in flight
             self._cancel(launched)
             self._retire()
             raise

@@ -120,10 +120,13 @@ class DeferredQueue:
         work, job.work = job.work, None
         try:
             work()
-        except BaseException as error:
+        except Exception as error:
             job.error = error
-            if not (job.awaited and isinstance(error, Exception)):
+            if not job.awaited:
                 raise
+        except BaseException:
+            job.error = RuntimeError("the work was interrupted")
+            raise
 
     def _add(self, job: DeferredJob) -> DeferredJob:
         self._pending.append(job)
@@ -137,7 +140,7 @@ class DeferredJob:
         self.queue = queue
         self.work: Work | None = work  # None once it has run
         self.awaited = awaited
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
 
     def wait(self) -> None:
         while self.work is not None:

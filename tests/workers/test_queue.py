@@ -43,6 +43,19 @@ def test_an_error_that_nobody_waits_for_is_raised_by_the_next_wait():
     assert done == [1]
 
 
+def test_interrupted_work_has_failed_for_whoever_waits_for_it():
+    queue = DeferredQueue()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    job = queue.submit(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        job.wait()
+    with pytest.raises(RuntimeError, match="interrupted"):
+        job.wait()
+
+
 def test_early_runs_keep_the_order():
     queue, done, behind = DeferredQueue(early=random.Random(0)), [], []
     for i in range(100):
