@@ -3,7 +3,8 @@
 #   make test    C++ tests (ctest), then the Python tests (pytest); PYTEST_ARGS="-k ring" narrows them
 #   make lint    ruff and clang-format, exactly as in CI
 #   make demo    adaptive against fixed draft lengths on real text
-#   make bench   host cost of a round
+#   make bench   host cost of a round; BENCH=benchmarks/bench_verify.py: its device time
+#   make gpu-check   everything that needs a GPU: tests, benchmarks, compute-sanitizer; OUT=folder
 #
 # PYTHON is the interpreter to start from, VENV the environment's folder. torch: TORCH_SPEC if given
 # (TORCH_SPEC=torch==2.14.1), else the one that PYTHON can already import, else the version below.
@@ -23,7 +24,7 @@ unexport PYTHONPATH
 NATIVE_SOURCES := CMakeLists.txt setup.py $(wildcard cmake/*.cmake csrc/core/*.h csrc/cpu/* csrc/cuda/* csrc/binding/*)
 CPP_FILES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh tests/cpp/*.h tests/cpp/*.cpp)
 
-.PHONY: build test ctest pytest lint format demo bench clean
+.PHONY: build test ctest pytest lint format demo bench gpu-check clean
 
 build: $(VENV)/.built
 
@@ -76,6 +77,9 @@ demo: $(VENV)/.built
 
 bench: $(VENV)/.built
 	$(BIN)/python $(BENCH)
+
+gpu-check: $(VENV)/.built
+	PYTHON=$(abspath $(BIN)/python) benchmarks/gpu_check.sh $(OUT)
 
 clean:
 	rm -rf build dist *.egg-info csrc/adaptive_spec_ext/*.so

@@ -1,17 +1,18 @@
 """The decision ring: how the step count that a verify op chose reaches the host without a sync.
 
-The op writes one 64-bit word per slot and round; the host reads it with a plain load. Round numbers
-start at 0 and rise by one with every op that was given the state. Reading round -1 (or any earlier
-one) gives the steps to start with.
+The op writes one 64-bit word per slot and round; the host reads it with a plain load, wherever the
+op runs: for a CUDA device the words lie in pinned host memory that the device writes directly.
+Round numbers start at 0 and rise by one with every op that was given the state. Reading round -1
+(or any earlier one) gives the steps to start with.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import torch
 
+from adaptive_spec.devices import resolve_device
 from adaptive_spec.extension import _C
 from adaptive_spec.step_policy import DecisionReason
 
@@ -45,15 +46,23 @@ class DecisionRing:
     Args:
         depth: rounds held; a power of two, at least 8.
         num_slots: slots, 1 to 16.
+        device: where the ops that publish to it run: "cpu", "cuda" (the current device) or
+            "cuda:<index>".
 
     Attributes:
-        tensor: the words as int64, to be passed to the verify ops as `ring`. Shares the ring's
-            memory and keeps it alive.
+        tensor: the words as int64 on `device`, to be passed to the verify ops as `ring`. Shares the
+            ring's memory and keeps it alive, as a captured CUDA graph does not.
+
+    Raises:
+        ValueError: bad depth, number of slots or device.
+        RuntimeError: CUDA did not give the memory.
     """
 
-    def __init__(self, depth: int, num_slots: int):
-        self.native = _C.DecisionRing(depth, num_slots)
-        self.tensor = torch.from_numpy(np.asarray(self.native))
+    def __init__(self, depth: int, num_slots: int, *, device: torch.device | str = "cpu"):
+        self.device = resolve_device(device)
+        device_index = -1 if self.device.index is None else self.device.index
+        self.native = _C.DecisionRing(depth, num_slots, device_index)
+        self.tensor = torch.from_dlpack(self.native)
 
     @property
     def depth(self) -> int:

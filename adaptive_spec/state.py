@@ -3,6 +3,9 @@
 It is one int64 tensor on the device that runs the ops, laid out by csrc/core/records.h, and a
 decision ring that the host reads. The Python class only builds, inspects and saves it; the rules
 that change it are in csrc/core/ema_policy.h and run inside the op.
+
+On a CUDA device whatever looks into the state first waits for all work on that device and copies
+the state to the host. A serving loop needs none of it: its decisions come from the ring.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import torch
 
 from adaptive_spec import ops
 from adaptive_spec.config import AdaptiveConfig, load_adaptive_config
+from adaptive_spec.devices import resolve_device
 from adaptive_spec.extension import _C
 from adaptive_spec.ring import DecisionRing
 from adaptive_spec.routing import BatchRouter
@@ -46,16 +50,19 @@ class AdaptiveState:
             built-in table.
         initial_steps: the step count every slot that has it among its candidates starts with; the
             others start at their middle candidate.
-        device: where the verify ops run. Only "cpu" in this version.
+        device: where the verify ops run: "cpu", "cuda" (the current device) or "cuda:<index>".
         ring_depth: rounds that the decision ring holds; a power of two, at least 8.
 
     Attributes:
         config: the resolved configuration.
-        tensor: int64 [num_words], the state. Ops that take it as `state` mutate it.
+        device: as resolved, with its index.
+        tensor: int64 [num_words] on `device`, the state. Ops that take it as `state` mutate it. It
+            stays where it is for the state's whole life, so CUDA graphs may hold its address.
         ring: the `DecisionRing` that goes with it.
 
     Raises:
         ValueError: bad config, device or ring depth.
+        RuntimeError: CUDA did not give the memory.
     """
 
     def __init__(
@@ -66,14 +73,15 @@ class AdaptiveState:
         device: torch.device | str = "cpu",
         ring_depth: int = 64,
     ):
-        if torch.device(device).type != "cpu":
-            raise ValueError(f"`device` must be 'cpu' in this version, got {str(device)!r}")
+        self.device = resolve_device(device)
         self.config = load_adaptive_config(config)
         self.router = BatchRouter(self.config)
         num_slots = len(self.config.slots)
-        self.ring = DecisionRing(ring_depth, num_slots)
-        self.tensor = torch.zeros(_C.num_state_words(num_slots), dtype=torch.int64)
-        self._words = self.tensor.numpy()
+        self.ring = DecisionRing(ring_depth, num_slots, device=self.device)
+        # The state as the host sees it: on the CPU the state itself, else a copy of it.
+        self._host = torch.zeros(_C.num_state_words(num_slots), dtype=torch.int64)
+        self.tensor = self._host.to(self.device)
+        self._words = self._host.numpy()
         self._header, self._configs, self._slots = _views(self._words, num_slots)
         self._header["magic"] = _C.STATE_MAGIC
         self._header["num_words"] = self.tensor.numel()
@@ -81,25 +89,59 @@ class AdaptiveState:
         self._header["ring_depth"] = ring_depth
         for record, slot in zip(self._configs, self.config.slots, strict=True):
             _write_config(record, slot, initial_steps)
-        self.reset()
+        _C.reset_state(self._words, self.ring.native)
+        self._upload()
 
     def reset(self) -> None:
-        """Every slot back to its start, the round counter to 0. Not while rounds are in flight."""
-        _C.reset_state(self._words, self.ring.tensor.numpy())
+        """Every slot back to its start, the round counter to 0.
+
+        Waits for the rounds that were launched; none may be launched meanwhile.
+        """
+        self._wait_for_rounds()
+        _C.reset_state(self._words, self.ring.native)
+        self._upload()
+
+    def _wait_for_rounds(self) -> None:
+        if self.tensor.is_cuda:
+            torch.cuda.synchronize(self.device)
+
+    def _download(self) -> None:
+        """Bring the host's copy up to date with every round that was launched."""
+        if self.tensor.is_cuda:
+            self._wait_for_rounds()
+            self._host.copy_(self.tensor)
+
+    def _upload(self) -> None:
+        """Hand the host's copy to the device, ahead of whatever any stream launches next."""
+        if self.tensor.is_cuda:
+            self.tensor.copy_(self._host)
+            self._wait_for_rounds()
 
     @property
     def next_round(self) -> int:
-        """Number of the round that will finish next: how many ops have updated the state so far."""
+        """Number of the round that will finish next: how many ops have updated the state so far.
+
+        On CUDA this waits for the device.
+        """
+        self._download()
         return int(self._header["next_round"])
 
     @property
     def num_anomalies(self) -> int:
-        """NaN rows and draft ids outside the vocabulary that the verify ops met."""
+        """NaN rows and draft ids outside the vocabulary that the verify ops met.
+
+        On CUDA this waits for the device.
+        """
+        self._download()
         return int(self._header["num_anomalies"])
 
     @property
     def slots(self) -> list[SlotSnapshot]:
-        """A snapshot of every slot, in the order of their batch sizes."""
+        """A snapshot of every slot, in the order of their batch sizes.
+
+        On CUDA this waits for the device.
+        """
+        self._download()
         return [
             SlotSnapshot(
                 batch_size=int(config["batch_size"]),
@@ -114,7 +156,10 @@ class AdaptiveState:
         ]
 
     def status(self) -> list[dict[str, Any]]:
-        """What an operator wants to see of each slot, ascending by batch size."""
+        """What an operator wants to see of each slot, ascending by batch size.
+
+        On CUDA this waits for the device: not for every round.
+        """
         return [
             {**dataclasses.asdict(slot), "reason": slot.reason.name.lower()} for slot in self.slots
         ]
@@ -135,11 +180,14 @@ class AdaptiveState:
         return self.router.slot_index(batch_size)
 
     def get_steps_for_batch(self, batch_size: int) -> int:
-        """The newest step count chosen for a batch of this size."""
+        """The newest step count chosen for a batch of this size, of those that have arrived."""
         return self.ring.latest(self.slot_for_batch(batch_size)).speculative_num_steps
 
     def step_reader(self, *, lag: int, timeout_s: float) -> _C.StepReader:
-        """The host's per-round read of this state's decisions, beginning at the next round."""
+        """The host's per-round read of this state's decisions, beginning at the next round.
+
+        On CUDA making it waits for the device; using it does not.
+        """
         return _C.StepReader(
             ring=self.ring.native,
             slot_batch_sizes=[slot.batch_size for slot in self.config.slots],
@@ -166,6 +214,8 @@ class AdaptiveState:
     ) -> int | None:
         """Update from counts on the host, for an engine whose verify op was not given the state.
 
+        On CUDA this waits for the device, before and after the update.
+
         Args:
             num_correct_drafts_per_req: accepted drafts of each live request, bonus excluded.
             batch_size: of the round that produced them.
@@ -175,25 +225,34 @@ class AdaptiveState:
             The routed slot's step count if it changed, else None.
         """
         slot = self.slot_for_batch(batch_size)
+        self._wait_for_rounds()
         before = self.ring.latest(slot).speculative_num_steps
         steps = before if executed_steps is None else executed_steps
-        counts = torch.as_tensor(num_correct_drafts_per_req, dtype=torch.int32)
+        counts = torch.as_tensor(num_correct_drafts_per_req, dtype=torch.int32, device=self.device)
         ops.update_and_select(counts, self, slot=slot, speculative_num_steps=steps)
+        self._wait_for_rounds()
         after = self.ring.latest(slot).speculative_num_steps
         return after if after != before else None
 
     # Checkpoints.
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """A copy of the state that `load_state_dict` of a state with the same config accepts."""
-        return {"state": self.tensor.clone()}
+        """A copy of the state, on the CPU, for `load_state_dict` of a state with the same config.
+
+        On CUDA this waits for the device.
+        """
+        self._download()
+        return {"state": self._host.clone()}
 
     def load_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
-        """Continue from a saved state, bit for bit. Not while rounds are in flight.
+        """Continue from a saved state, bit for bit; devices and ring depths may differ.
+
+        Waits for the rounds that were launched; none may be launched meanwhile.
 
         Raises:
-            ValueError: `state_dict` is not a saved state, or was saved under another config; the
-                message names the first difference. Nothing is changed then.
+            ValueError: `state_dict` is not a saved state, was saved under another config (the
+                message names the first difference), or is a copy made while a round was in flight.
+                Nothing is changed then.
         """
         saved = state_dict.get("state")
         if not isinstance(saved, torch.Tensor) or saved.dtype != torch.int64 or saved.dim() != 1:
@@ -203,14 +262,22 @@ class AdaptiveState:
                 f"`state_dict` was saved with another number of slots: its state has "
                 f"{saved.numel()} words, this one {self.tensor.numel()}"
             )
+        saved = saved.cpu().contiguous()
         header, configs, _ = _views(saved.numpy(), len(self.config.slots))
         if header["magic"] != _C.STATE_MAGIC:
             raise ValueError("`state_dict` was saved by a version with another state layout")
+        if header["pending"].any():
+            raise ValueError(
+                "`state_dict` is a copy made while a round was in flight: its pending sums and "
+                f"ticket must be 0, got {header['pending'].tolist()}"
+            )
         _check_same_config(configs, self._configs)
+        self._wait_for_rounds()
         ring_depth = self._header["ring_depth"].copy()
-        self.tensor.copy_(saved)
+        self._host.copy_(saved)
         self._header["ring_depth"] = ring_depth
-        _C.seed_ring(self._words, self.ring.tensor.numpy())
+        _C.seed_ring(self._words, self.ring.native)
+        self._upload()
 
 
 def _views(words: np.ndarray, num_slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -29,8 +29,8 @@ endif()
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " cuda_architectures)
 
 pybind11_add_module(_C MODULE NO_EXTRAS
-  csrc/binding/decision_ring.cpp csrc/binding/host.cpp csrc/binding/module.cpp
-  csrc/binding/step_reader.cpp)
+  csrc/binding/decision_ring.cpp csrc/binding/host.cpp csrc/binding/mapped_memory.cpp
+  csrc/binding/module.cpp csrc/binding/ring_dlpack.cpp csrc/binding/step_reader.cpp)
 target_link_libraries(_C PRIVATE
   adaptive_spec_ops $<TARGET_OBJECTS:adaptive_spec_cpu> "${ADAPTIVE_SPEC_TORCH_DIR}/lib/libtorch_cpu.so")
 target_compile_options(_C PRIVATE -Wall -Wextra)

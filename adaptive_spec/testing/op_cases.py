@@ -54,12 +54,20 @@ class Guarded:
         return guarded
 
     def clone(self) -> Guarded:
-        block = self.block.clone()
-        view = block.as_strided(self.view.shape, self.view.stride(), _GUARD)
-        return Guarded(view, block, self.inside)
+        return self._in(self.block.clone())
+
+    def to(self, device: torch.device | str) -> Guarded:
+        """A copy on `device`: the same layout and guards, the same place between 16-byte lines."""
+        return self._in(self.block.to(device, copy=True))
+
+    def _in(self, block: Tensor) -> Guarded:
+        view = self.view
+        return Guarded(
+            block.as_strided(view.shape, view.stride(), view.storage_offset()), block, self.inside
+        )
 
     def check_guard(self, name: str) -> None:
-        outside = self.block[~self.inside]
+        outside = self.block.cpu()[~self.inside]
         stray = (outside != SENTINEL).nonzero()
         assert stray.numel() == 0, f"`{name}`: written outside the tensor, at {stray.tolist()}"
 
@@ -80,16 +88,21 @@ class OpCall:
         tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
         return OpCall(self.op, tensors, self.mutated, dict(self.options))
 
+    def to(self, device: torch.device | str) -> OpCall:
+        """A copy of the call with its tensors on `device`."""
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return OpCall(self.op, tensors, self.mutated, dict(self.options))
+
     def run(self, function: Callable[..., Any], **extra: Any) -> Any:
         return function(**self.arguments(), **extra)
 
     def assert_equal(self, expected: OpCall) -> None:
-        """Same outputs as `expected`, inputs and guards untouched."""
+        """Same outputs as `expected`, inputs and guards untouched. Their devices may differ."""
         for name, tensor in self.tensors.items():
             tensor.check_guard(name)
-            other = expected.tensors[name].view
-            if not torch.equal(tensor.view.nan_to_num(nan=0.5), other.nan_to_num(nan=0.5)):
-                raise AssertionError(f"`{name}`: got\n{tensor.view}\nexpected\n{other}")
+            own, other = tensor.view.cpu(), expected.tensors[name].view.cpu()
+            if not torch.equal(own.nan_to_num(nan=0.5), other.nan_to_num(nan=0.5)):
+                raise AssertionError(f"`{name}`: got\n{own}\nexpected\n{other}")
 
 
 _MUTATED = frozenset(
@@ -288,19 +301,12 @@ def logits_call(rng: np.random.Generator, case: CaseOptions, dtype: torch.dtype)
     inside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(True)
     # The guard columns beside the vocabulary would win every comparison.
     logits.block[~inside] = SENTINEL
-    tensors["target_logits"] = _Logits(view, logits.block, inside)
+    tensors["target_logits"] = Guarded(view, logits.block, inside)
     tensors["draft_tokens"] = Guarded.of(drafts, torch.int64, strided=case.strided)
     tensors["output_token_ids"] = Guarded.empty(
         (case.batch_size, width + 1), torch.int32, strided=case.strided
     )
     return _call("verify_chain_greedy_from_logits", tensors, options, "")
-
-
-class _Logits(Guarded):
-    def clone(self) -> Guarded:
-        block = self.block.clone()
-        view = block.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset())
-        return _Logits(view, block, self.inside)
 
 
 def chain_tree_call(rng: np.random.Generator, case: CaseOptions) -> OpCall:

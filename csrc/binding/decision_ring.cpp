@@ -3,8 +3,9 @@
 #include <chrono>
 
 namespace adaptive_spec {
+namespace {
 
-DecisionRing::DecisionRing(int64_t depth, int64_t num_slots) {
+std::size_t checked_num_bytes(int64_t depth, int64_t num_slots) {
   if (depth < kMinRingDepth || (depth & (depth - 1)) != 0 || depth > (int64_t{1} << 20)) {
     throw std::invalid_argument("DecisionRing: `depth` must be a power of two from " +
                                 std::to_string(kMinRingDepth) + " to 2^20, got " +
@@ -14,9 +15,14 @@ DecisionRing::DecisionRing(int64_t depth, int64_t num_slots) {
     throw std::invalid_argument("DecisionRing: `num_slots` must be from 1 to " +
                                 std::to_string(kMaxSlots) + ", got " + std::to_string(num_slots));
   }
-  words_ = std::make_unique<uint64_t[]>(num_ring_words(depth, num_slots));
-  view_ = {words_.get(), depth, num_slots};
+  return num_ring_words(depth, num_slots) * sizeof(uint64_t);
 }
+
+}  // namespace
+
+DecisionRing::DecisionRing(int64_t depth, int64_t num_slots, int device_index)
+    : memory_(checked_num_bytes(depth, num_slots), device_index),
+      view_{static_cast<uint64_t*>(memory_.host()), depth, num_slots} {}
 
 std::optional<RoundRecord> DecisionRing::record(int64_t round) const {
   uint64_t words[RoundRecord::kNumWords];
@@ -47,7 +53,7 @@ DecisionWord DecisionRing::latest(int32_t slot) const {
 
 DecisionWord DecisionRing::wait(int64_t round, int32_t slot, double timeout_s) {
   if (auto word = read(round, slot)) return *word;
-  ++stalls_;
+  stalls_.fetch_add(1, std::memory_order_relaxed);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
   do {
     // A batch of reads between two looks at the clock keeps the reaction time well under 1 µs.

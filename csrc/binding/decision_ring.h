@@ -1,12 +1,14 @@
-// The host's end of the decision ring: it owns the memory and only ever reads the words.
+// The host's end of the decision ring: it owns the memory and, while rounds are in flight, only
+// ever reads the words.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
+#include "mapped_memory.h"
 #include "ring.h"
 
 namespace adaptive_spec {
@@ -23,7 +25,8 @@ struct RingTimeoutError : std::runtime_error {
 
 class DecisionRing {
  public:
-  DecisionRing(int64_t depth, int64_t num_slots);
+  // device_index: of the CUDA device whose ops publish to the ring, or -1 for the CPU.
+  DecisionRing(int64_t depth, int64_t num_slots, int device_index = -1);
 
   // The decision that exactly `round` published for `slot`; nothing if it has not yet.
   std::optional<DecisionWord> read(int64_t round, int32_t slot) const {
@@ -51,18 +54,21 @@ class DecisionRing {
 
   void check_slot(int64_t slot) const;
 
-  uint64_t* words() { return words_.get(); }
+  // Where the host finds the words, and where the device does.
+  int64_t* host_words() { return static_cast<int64_t*>(memory_.host()); }
+  int64_t* device_words() { return static_cast<int64_t*>(memory_.device()); }
   int64_t num_words() const { return num_ring_words(view_.depth, view_.num_slots); }
+  int device_index() const { return memory_.device_index(); }
   int64_t depth() const { return view_.depth; }
   int64_t num_slots() const { return view_.num_slots; }
-  int64_t stalls() const { return stalls_; }
+  int64_t stalls() const { return stalls_.load(std::memory_order_relaxed); }
 
  private:
   [[noreturn]] void throw_overrun(int64_t round) const;
 
-  std::unique_ptr<uint64_t[]> words_;
+  MappedMemory memory_;
   RingView view_;
-  int64_t stalls_ = 0;
+  std::atomic<int64_t> stalls_ = 0;  // several threads may wait at once
 };
 
 }  // namespace adaptive_spec

@@ -7,6 +7,7 @@
 
 #include "decision_ring.h"
 #include "register.h"
+#include "ring_dlpack.h"
 #include "round.h"
 #include "step_reader.h"
 #include "workspace.h"
@@ -73,12 +74,13 @@ py::object next_steps_function(std::shared_ptr<StepReader> reader) {
   return py::reinterpret_steal<py::object>(function);
 }
 
-int64_t* writable(Words& words) { return words.mutable_data(); }
-
-void check_state(const Words& state, const Words& ring) {
-  if (const char* error = state_error(state.data(), state.size(), ring.size(), 0)) {
+// The state's words in host memory, which they are written back from where the state lies on a
+// device.
+int64_t* checked_words(Words& state, const DecisionRing& ring) {
+  if (const char* error = state_error(state.data(), state.size(), ring.num_words(), 0)) {
     throw std::invalid_argument(error);
   }
+  return state.mutable_data();
 }
 
 #define AS_FIELD(type, name) \
@@ -96,10 +98,13 @@ py::dict record_dtypes() {
     return py::dtype(std::move(names), std::move(formats), std::move(offsets), size);
   };
   using Field = std::tuple<const char*, size_t, py::object>;
-  const std::vector<Field> header = {
-      AS_FIELD(StateHeader, magic),      AS_FIELD(StateHeader, num_words),
-      AS_FIELD(StateHeader, num_slots),  AS_FIELD(StateHeader, ring_depth),
-      AS_FIELD(StateHeader, next_round), AS_FIELD(StateHeader, num_anomalies)};
+  const std::vector<Field> header = {AS_FIELD(StateHeader, magic),
+                                     AS_FIELD(StateHeader, num_words),
+                                     AS_FIELD(StateHeader, num_slots),
+                                     AS_FIELD(StateHeader, ring_depth),
+                                     AS_FIELD(StateHeader, next_round),
+                                     AS_FIELD(StateHeader, num_anomalies),
+                                     {"pending", offsetof(StateHeader, pending), py::dtype("3i8")}};
   const std::vector<Field> config = {
       AS_FIELD(SlotConfig, ema_alpha),
       AS_FIELD(SlotConfig, up_hysteresis),
@@ -146,21 +151,19 @@ void register_host(py::module_& m) {
   m.def("num_state_words", [](int64_t num_slots) { return num_state_words(num_slots); });
   m.def(
       "reset_state",
-      [](Words state, Words ring) {
-        check_state(state, ring);
-        reset_state(writable(state));
-        seed_ring(writable(state), writable(ring));
+      [](Words state, DecisionRing& ring) {
+        int64_t* words = checked_words(state, ring);
+        reset_state(words);
+        seed_ring(words, ring.host_words());
       },
-      py::arg("state").noconvert(), py::arg("ring").noconvert(),
+      py::arg("state").noconvert(), py::arg("ring"),
       "Every slot back to its start, the round counter to 0, the ring to the starting steps.");
   m.def(
       "seed_ring",
-      [](Words state, Words ring) {
-        check_state(state, ring);
-        seed_ring(writable(state), writable(ring));
+      [](Words state, DecisionRing& ring) {
+        seed_ring(checked_words(state, ring), ring.host_words());
       },
-      py::arg("state").noconvert(), py::arg("ring").noconvert(),
-      "Fill the ring from a state that was loaded.");
+      py::arg("state").noconvert(), py::arg("ring"), "Fill the ring from a state that was loaded.");
 
   py::class_<DecisionWord>(m, "Decision")
       .def_property_readonly("steps", [](const DecisionWord& w) { return int{w.steps}; })
@@ -176,11 +179,14 @@ void register_host(py::module_& m) {
       .def_readonly("steps", &RoundRecord::steps)
       .def_readonly("slot", &RoundRecord::slot);
 
-  py::class_<DecisionRing, std::shared_ptr<DecisionRing>>(m, "DecisionRing", py::buffer_protocol())
-      .def(py::init<int64_t, int64_t>(), py::arg("depth"), py::arg("num_slots"))
-      .def_buffer([](DecisionRing& ring) {
-        return py::buffer_info(reinterpret_cast<int64_t*>(ring.words()), ring.num_words());
-      })
+  py::class_<DecisionRing, std::shared_ptr<DecisionRing>>(m, "DecisionRing")
+      .def(py::init<int64_t, int64_t, int>(), py::arg("depth"), py::arg("num_slots"),
+           py::arg("device_index") = -1)
+      .def("__dlpack__", &ring_dlpack, py::kw_only(), py::arg("stream") = py::none(),
+           py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
+           py::arg("copy") = py::none())
+      .def("__dlpack_device__", &ring_dlpack_device)
+      .def_property_readonly("device_index", &DecisionRing::device_index)
       .def_property_readonly("depth", &DecisionRing::depth)
       .def_property_readonly("num_slots", &DecisionRing::num_slots)
       .def_property_readonly("stalls", &DecisionRing::stalls)

@@ -36,8 +36,8 @@ int64_t* words(const Checker& check, const char* name, const Tensor& tensor, int
 AdaptiveTarget adaptive_target(const Checker& check, const Tensor& state, const Tensor& ring,
                                int64_t slot, StateMemory memory) {
   AdaptiveTarget target;
-  target.words = words(check, "state", state, 1);
-  target.ring = words(check, "ring", ring, 1);
+  target.words = words(check, "state", state, num_state_words(1));
+  target.ring = words(check, "ring", ring, num_ring_words(kMinRingDepth, 1));
   target.num_words = state.numel();
   target.num_ring_words = ring.numel();
   target.slot = static_cast<int32_t>(check.integer("slot", slot, 0, kMaxSlots - 1));

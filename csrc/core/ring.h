@@ -68,10 +68,21 @@ AS_HD RingStatus ring_status(uint32_t found, int64_t wanted) {
   return ahead == 0 ? RingStatus::kReady : ahead < 0 ? RingStatus::kNotYet : RingStatus::kOverrun;
 }
 
-// Seen by the host only after everything that this thread wrote before.
-AS_HD void store_release_system(uint64_t* word, uint64_t value) {
+// What the host may see of the words is ordered in one direction only: behind everything that the
+// publishing thread wrote before (docs/cuda.md, "Memory ordering of the ring"). On the device one
+// fence does that for all words; a release per word would be a fence per word, each waiting for the
+// word before to cross the bus. A host that publishes pays nothing for a release per word, and
+// ThreadSanitizer understands it, as it does not understand fences.
+AS_HD void release_to_system() {
 #if defined(__CUDA_ARCH__)
-  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+#endif
+}
+
+// After release_to_system().
+AS_HD void store_for_system(uint64_t* word, uint64_t value) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 #else
   __atomic_store_n(word, value, __ATOMIC_RELEASE);
 #endif
@@ -90,14 +101,15 @@ struct RingView {
   AS_HD uint64_t* record(int64_t round) const { return at(round) + num_slots; }
 
   AS_HD void publish(int64_t round, const RoundRecord& observed, const StateView& state) const {
+    release_to_system();
     for (int64_t i = 0; i < RoundRecord::kNumWords; ++i) {
-      store_release_system(record(round) + i, observed.word(i, round));
+      store_for_system(record(round) + i, observed.word(i, round));
     }
     // Every slot's word, not just the routed one's: a reader that wants "slot k as of round r" then
     // needs no history of which rounds ran where.
     for (int32_t slot = 0; slot < state.header->num_slots; ++slot) {
-      store_release_system(decision(round, slot),
-                           DecisionWord::pack(round, state.steps(slot), state.slots[slot].reason));
+      store_for_system(decision(round, slot),
+                       DecisionWord::pack(round, state.steps(slot), state.slots[slot].reason));
     }
   }
 };

@@ -64,15 +64,18 @@ struct RoundSums {
   }
 };
 
-// By one thread, once all requests are in `sums`. The binding has checked a state that it can read;
-// one on a device is checked here, and a round that it cannot take is not counted: the host's wait
-// for it then fails by its bound, and nothing is overwritten.
+// The binding has checked a state that it can read; one on a device is checked there, before
+// anything of it is written. A round that it cannot take is not counted, and the host's wait for it
+// fails by its bound.
+AS_HD bool is_usable(const AdaptiveTarget& adaptive) {
+  return state_error(adaptive.words, adaptive.num_words, adaptive.num_ring_words, adaptive.slot) ==
+         nullptr;
+}
+
+// By one thread, once all requests are in `sums`.
 AS_HD void close_round(const AdaptiveTarget& adaptive, int64_t num_steps, const RoundSums& sums,
                        int64_t num_live) {
-  if (adaptive.words == nullptr) return;
-  if (state_error(adaptive.words, adaptive.num_words, adaptive.num_ring_words, adaptive.slot)) {
-    return;
-  }
+  if (adaptive.words == nullptr || !is_usable(adaptive)) return;
   finish_round(adaptive.words, adaptive.ring, {adaptive.slot, static_cast<int32_t>(num_steps)},
                sums.accepted, num_live, sums.anomalies);
 }

@@ -17,7 +17,10 @@ struct FinishShared {
 };
 
 // By one thread; true if it was the last of `count` to report, and then `sums` are the launch's.
-__device__ __forceinline__ bool report(RoundTotals* totals, int64_t count, RoundSums& sums) {
+// Nobody is last where the totals would lie in a tensor that is no state.
+__device__ __forceinline__ bool report(const RoundParams& round, int64_t count, RoundSums& sums) {
+  if (round.adaptive.words != nullptr && !is_usable(round.adaptive)) return false;
+  RoundTotals* totals = round.totals();
   add_relaxed(&totals->accepted, sums.accepted);
   add_relaxed(&totals->anomalies, sums.anomalies);
   if (!arrive_last(&totals->ticket, static_cast<uint32_t>(count))) return false;

@@ -50,16 +50,17 @@ struct LogitsPlan {
 };
 
 constexpr int kLogitsThreads = 256;
+// That many blocks at a time keep enough loads in flight; with more, registers would be spilled.
+constexpr int64_t kLogitsBlocksPerMultiprocessor = 4;
 constexpr int64_t kMaxGridSize = (int64_t{1} << 31) - 1;
 
 // Enough pieces that one position of all requests gives every multiprocessor a few blocks, but none
 // so small that a block's own costs outweigh its loads.
 inline LogitsPlan logits_plan(int64_t batch_size, int64_t vocab_size, int64_t entry_size,
                               int64_t num_multiprocessors) {
-  constexpr int64_t kBlocksPerMultiprocessor = 4;
   constexpr int64_t kMinPieceBytes = 2 * kLogitsThreads * 16;
   const int64_t requests = std::max<int64_t>(batch_size, 1);
-  const int64_t wanted = ceil_div(num_multiprocessors * kBlocksPerMultiprocessor, requests);
+  const int64_t wanted = ceil_div(num_multiprocessors * kLogitsBlocksPerMultiprocessor, requests);
   const int64_t by_size = std::max<int64_t>(vocab_size * entry_size / kMinPieceBytes, 1);
   const int64_t by_workspace = std::max<int64_t>(kMaxWavePieces / requests, 1);
   const int64_t pieces = std::min({wanted, by_size, by_workspace});

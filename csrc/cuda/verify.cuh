@@ -31,7 +31,7 @@ __device__ __forceinline__ void verify_body(const Params& params, FinishShared& 
   // Behind its barrier, thread 0 reports for the whole block.
   sums = block_sums(sums, shared);
   if (gridDim.x > 1) {
-    if (threadIdx.x == 0) shared.is_last = report(round.totals(), gridDim.x, sums);
+    if (threadIdx.x == 0) shared.is_last = report(round, gridDim.x, sums);
     __syncthreads();
     if (!shared.is_last) return;
   }

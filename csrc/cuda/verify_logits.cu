@@ -6,7 +6,7 @@ namespace adaptive_spec::cuda {
 namespace {
 
 template <typename T>
-__global__ void __launch_bounds__(kLogitsThreads)
+__global__ void __launch_bounds__(kLogitsThreads, kLogitsBlocksPerMultiprocessor)
     verify_logits_kernel(const __grid_constant__ VerifyChainLogitsParams params,
                          const LogitsPlan plan) {
   __shared__ LogitsShared shared;

@@ -126,10 +126,10 @@ __device__ __forceinline__ void verify_logits_body(const VerifyChainLogitsParams
   if (threadIdx.x < kWarpSize) {
     const WarpGroup warp;
     const int lane = threadIdx.x;
+    // Lane 0, which writes whatever others are to see, arrives for the warp; behind the barrier all
+    // lanes see what it then sees.
     const auto arrives_last = [&](uint32_t* ticket, int64_t count) {
       bool last = false;
-      // Lane 0 arrives for the warp: the barriers order the other lanes' accesses around it.
-      __syncwarp();
       if (lane == 0) last = arrive_last(ticket, static_cast<uint32_t>(count));
       last = __shfl_sync(kAllLanes, static_cast<int>(last), 0) != 0;
       __syncwarp();
@@ -168,8 +168,7 @@ __device__ __forceinline__ void verify_logits_body(const VerifyChainLogitsParams
             warp, params, b, [&](int64_t i) { return unpack_choice(choices[i]); });
         if (lane == 0) round.outputs.write(b, walk);
         sums.add(walk);
-        __syncwarp();
-        if (lane == 0 && round.has_finish()) is_last = report(round.totals(), num_live, sums);
+        if (lane == 0 && round.has_finish()) is_last = report(round, num_live, sums);
       }
     }
   }

@@ -12,26 +12,25 @@ from tests.vectors import load_vectors, replay
 CASES = load_vectors()
 
 
-def make_state(initial_steps, config):
-    return AdaptiveState(config, initial_steps)
-
-
 def read_slot(state, batch_size):
     slot = state.slots[state.slot_for_batch(batch_size)]
     return slot.ema_accept_len, slot.speculative_num_steps
 
 
 @pytest.mark.parametrize("index", range(len(CASES)))
-def test_state_reproduces_the_recorded_run(index):
+def test_state_reproduces_the_recorded_run(device, index):
+    def make_state(initial_steps, config):
+        return AdaptiveState(config, initial_steps, device=device)
+
     assert replay(make_state, read_slot, CASES[index]) > 0
 
 
 @pytest.mark.filterwarnings("ignore:.*:adaptive_spec.config.AdaptiveConfigWarning")
 @pytest.mark.parametrize("index", range(0, len(CASES), 5))
-def test_controller_runs_the_recorded_steps_from_the_ring_alone(index):
+def test_controller_runs_the_recorded_steps_from_the_ring_alone(device, index):
     """The path of a serving engine: steps come from the reader, counts go to the op."""
     case = CASES[index]
-    state = AdaptiveState(case["config"], case["initial_steps"])
+    state = AdaptiveState(case["config"], case["initial_steps"], device=device)
     worker = FakeWorker()
     controller = AdaptiveController(worker, state)
     controller.init_states(case["cuda_graph_bs"])
@@ -39,7 +38,7 @@ def test_controller_runs_the_recorded_steps_from_the_ring_alone(index):
         controller.activate_step_by_batch(expected["batch_size"])
         assert worker.speculative_num_steps == expected["steps"]
         ops.update_and_select(
-            torch.tensor(expected["accepted"], dtype=torch.int32),
+            torch.tensor(expected["accepted"], dtype=torch.int32, device=device),
             state,
             slot=state.slot_for_batch(expected["batch_size"]),
             speculative_num_steps=worker.speculative_num_steps,
