@@ -22,7 +22,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 unexport PYTHONPATH
 
 NATIVE_SOURCES := CMakeLists.txt setup.py $(wildcard cmake/*.cmake csrc/core/*.h csrc/cpu/* csrc/cuda/* csrc/binding/*)
-CPP_FILES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh tests/cpp/*.h tests/cpp/*.cpp)
+CPP_FILES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh tests/cpp/*.h tests/cpp/*.cpp tests/shim/*.h tests/shim/*.cpp)
 
 .PHONY: build test ctest pytest lint format demo bench gpu-check clean
 

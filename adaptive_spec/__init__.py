@@ -28,6 +28,7 @@ _HOMES = {
     "SpecRuntimeState": "graphs",
     "BaseSpecWorker": "workers",
     "EagleWorker": "workers",
+    "EagleWorkerV2": "workers",
     "Engine": "engine",
 }
 _MODULES = ("ops",)

@@ -31,6 +31,8 @@ class AdaptiveSpecPolicy(Protocol):
         executed_steps: int | None = None,
     ) -> int | None: ...
 
+    def candidate_steps_for_batch(self, batch_size: int) -> list[int]: ...
+
     def cuda_graph_bs_for_step(self, step: int) -> list[int] | None: ...
 
 
@@ -141,7 +143,7 @@ class AdaptiveController:
             self._activate(steps)
 
     def cancel_round(self) -> None:
-        """Take back the last activation: its round failed before its verify op ran."""
+        """Take back an activation: its round failed before its verify op ran."""
         if self._reader is not None:
             self._reader.cancel_round()
 

@@ -1,30 +1,27 @@
 """Prepared rounds: everything of a decode round whose shape depends on the draft steps S.
 
 A round is a fixed sequence of stages (draft, verify, draft extend). For a pair (S, padded batch
-size) a stage can be captured once and replayed every round: it then reads and writes only static
-buffers, never waits for the device, and learns what the host knows anew each round (how far the
-keys reach) from an explicit argument. On the CPU a replay calls the stage on views that were made
-at capture; on a GPU it would launch a CUDA graph. The buffers are allocated once, for the largest S
-and batch, and every pair works on views of them: the row stride belongs to the buffer, never to the
-current S.
+size) a stage can be captured once (`adaptive_spec.capture`) and replayed every round. The buffers
+are allocated once, for the largest S and batch, and every pair works on views of them: the row
+stride belongs to the buffer, never to the current S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
+
+from adaptive_spec.capture import Capture, CapturePool, Stage
+from adaptive_spec.routing import pad_to_cuda_graph_bs
 
 __all__ = [
     "CaptureReport",
     "DecodeBuffers",
     "GraphTable",
-    "PreparedCallable",
     "RoundFrame",
     "SpecRuntimeState",
-    "Stage",
     "check_states_cover_routing",
 ]
 
@@ -53,6 +50,7 @@ class DecodeBuffers:
     select_index: torch.Tensor  # int64 [P]
     hidden: torch.Tensor  # [P * D, hidden size]; flat, so that any S gets dense rows
     logits: torch.Tensor  # [P * D, vocabulary]
+    workspace: torch.Tensor | None  # int64; the verify op's scratch memory
 
     @classmethod
     def allocate(
@@ -65,8 +63,12 @@ class DecodeBuffers:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         keep_target_hidden: bool = False,
+        workspace: torch.Tensor | None = None,
     ) -> DecodeBuffers:
-        """Zeroed buffers for ``max_batch_size`` rows and up to ``max_steps`` drafts each."""
+        """Zeroed buffers for ``max_batch_size`` rows and up to ``max_steps`` drafts each.
+
+        ``workspace``: from `ops.verify_workspace` for that size; without one the op makes its own.
+        """
         rows, width = max_batch_size, max_steps + 1
 
         def ids(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -90,6 +92,7 @@ class DecodeBuffers:
             select_index=ids(rows),
             hidden=real(rows * width, hidden_size),
             logits=real(rows * width, vocab_size),
+            workspace=workspace,
         )
 
     @property
@@ -158,6 +161,7 @@ class RoundFrame:
     hidden: torch.Tensor  # [P, D, hidden size]
     flat_hidden: torch.Tensor  # [P * D, hidden size]
     logits: torch.Tensor  # [P, D, vocabulary]
+    workspace: torch.Tensor | None
 
     @classmethod
     def of(
@@ -208,51 +212,23 @@ class RoundFrame:
             hidden=hidden.unflatten(0, (batch_size, width)),
             flat_hidden=hidden,
             logits=logits.unflatten(0, (batch_size, width)),
+            workspace=buffers.workspace,
         )
-
-
-class Stage(Protocol):
-    """One step of a round. Reads and writes only the frame's tensors and the caches."""
-
-    def __call__(self, frame: RoundFrame, kv_len: int, *, learn: bool) -> None:
-        """kv_len: bound on the keys any row reads. learn: False while warming up for a capture,
-        when the adaptive state must not see the round."""
-
-
-class PreparedCallable:
-    """A stage captured for one (S, padded batch size)."""
-
-    def __init__(self, stage: Stage, frame: RoundFrame, num_bytes: int) -> None:
-        self.stage = stage
-        self.frame = frame
-        self.num_bytes = num_bytes
-
-    @classmethod
-    def capture(
-        cls, stage: Stage, frame: RoundFrame, kv_len: int, num_bytes: int
-    ) -> PreparedCallable:
-        """Run the stage once without learning, as a CUDA capture must, and keep what to replay."""
-        stage(frame, kv_len, learn=False)
-        return cls(stage, frame, num_bytes)
-
-    def replay(self, kv_len: int) -> None:
-        self.stage(self.frame, kv_len, learn=True)
 
 
 class GraphTable:
-    """A stage's captured callables at one S, by padded batch size."""
+    """A stage's captures at one S, by padded batch size."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, pool: CapturePool) -> None:
         self.stage = stage
-        self.graphs: dict[int, PreparedCallable] = {}
+        self.pool = pool
+        self.graphs: dict[int, Capture] = {}
 
-    def capture(self, frame: RoundFrame, kv_len: int, num_bytes: int) -> None:
-        self.graphs[frame.batch_size] = PreparedCallable.capture(
-            self.stage, frame, kv_len, num_bytes
-        )
+    def capture(self, frame: RoundFrame, kv_len: int) -> None:
+        self.graphs[frame.batch_size] = self.pool.capture(self.stage, frame, kv_len)
 
     def run(self, frame: RoundFrame, kv_len: int) -> None:
-        """Replay the graph of the frame's batch size; without one, run the stage eagerly."""
+        """Replay the capture of the frame's batch size; without one, run the stage eagerly."""
         graph = self.graphs.get(frame.batch_size)
         if graph is None:
             self.stage(frame, kv_len, learn=True)
@@ -274,6 +250,8 @@ class SpecRuntimeState:
     verify_graphs: GraphTable
     draft_extend_graphs: GraphTable | None
     frames: dict[int, RoundFrame] = field(default_factory=dict)
+    num_bytes: int = 0  # that the captures took
+    capture_seconds: float = 0.0
 
     @property
     def stages(self) -> tuple[GraphTable, ...]:
@@ -286,20 +264,20 @@ class SpecRuntimeState:
         """The padded batch sizes that are replayed; all others run eagerly."""
         return sorted(self.verify_graphs.graphs)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(graph.num_bytes for graph in self.verify_graphs.graphs.values())
-
 
 @dataclass(frozen=True)
 class CaptureReport:
     """What was captured, against what capturing every size at every S would have taken.
 
-    Bytes are those of the buffer views that the callables work on.
+    On a GPU bytes are measured: what the device had less after an S was captured. The memory pool
+    is shared and the largest S comes first, so that one pays for the pool and the others for what
+    they add. What was not captured is estimated from what was, by the share of the buffers. On the
+    CPU bytes are those of the buffers that the captures work on.
     """
 
     batch_sizes: Mapping[int, list[int]]  # by S
     num_bytes: Mapping[int, int]  # by S
+    seconds: Mapping[int, float]  # by S
     full_pairs: int
     full_bytes: int
 
@@ -312,13 +290,18 @@ class CaptureReport:
     ) -> CaptureReport:
         states = list(states)
         sizes = cuda_graph_bs or []
+        num_bytes = share = full_share = 0
+        for state in states:
+            steps = state.speculative_num_steps
+            num_bytes += state.num_bytes
+            share += sum(frame_bytes(steps, size) for size in state.captured_batch_sizes)
+            full_share += sum(frame_bytes(steps, size) for size in sizes)
         return cls(
             batch_sizes={s.speculative_num_steps: s.captured_batch_sizes for s in states},
             num_bytes={s.speculative_num_steps: s.num_bytes for s in states},
+            seconds={s.speculative_num_steps: s.capture_seconds for s in states},
             full_pairs=len(states) * len(sizes),
-            full_bytes=sum(
-                frame_bytes(s.speculative_num_steps, size) for s in states for size in sizes
-            ),
+            full_bytes=num_bytes * full_share // max(share, 1),
         )
 
     @property
@@ -333,21 +316,31 @@ class CaptureReport:
 def check_states_cover_routing(
     states: Mapping[int, SpecRuntimeState],
     candidate_steps: Iterable[int],
-    cuda_graph_bs_for_step: Callable[[int], list[int] | None],
+    candidate_steps_for_batch: Callable[[int], Iterable[int]],
+    cuda_graph_bs: Sequence[int] | None,
+    max_batch_size: int,
 ) -> None:
     """Check that every (padded batch size, S) that routing can return can run.
 
-    Raises RuntimeError at start-up, naming the pairs, where a candidate S has no state or where a
-    batch size whose slot can choose S was not captured for it; and where a state exists that no
-    slot can choose (it would be held for the life of the process).
+    All batch sizes up to the largest are routed, as at run time. Raises RuntimeError at start-up,
+    naming the pairs, where a candidate S has no state or where a batch would be padded to a size
+    that was not captured for an S it can be asked to run; and where a state exists that no slot can
+    choose (it would be held for the life of the process).
     """
     candidates = set(candidate_steps)
     problems = [f"S = {steps}: no runtime state" for steps in sorted(candidates - states.keys())]
     problems += [f"S = {steps}: in no slot" for steps in sorted(states.keys() - candidates)]
-    for steps in sorted(candidates & states.keys()):
-        needed = set(cuda_graph_bs_for_step(steps) or ())
-        missing = sorted(needed.difference(states[steps].captured_batch_sizes))
-        if missing:
-            problems.append(f"S = {steps}: batch sizes {missing} are not captured")
+    missing: dict[int, set[int]] = {}
+    for batch_size in range(1, max_batch_size + 1):
+        padded = pad_to_cuda_graph_bs(batch_size, cuda_graph_bs)
+        if padded not in (cuda_graph_bs or ()):
+            continue  # above every captured size: eager by design
+        for steps in candidate_steps_for_batch(batch_size):
+            if steps in states and padded not in states[steps].verify_graphs.graphs:
+                missing.setdefault(steps, set()).add(padded)
+    problems += [
+        f"S = {steps}: batch sizes {sorted(sizes)} are not captured"
+        for steps, sizes in sorted(missing.items())
+    ]
     if problems:
         raise RuntimeError("runtime states do not match the policy: " + "; ".join(problems))

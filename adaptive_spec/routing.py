@@ -97,14 +97,18 @@ class BatchRouter:
         """The slot whose steps the starting round uses. Call it once a round: it counts rounds."""
         return self._debounce.follow(self.slot_index(batch_size))
 
-    def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
-        """Captured sizes that can be asked to run `step`; None where no graphs are used.
+    def candidate_steps_for_batch(self, batch_size: int) -> list[int]:
+        """Every S that a round of this size can be asked to run, ascending.
 
-        With debouncing a batch can run with the steps of any slot, so nothing is pruned then.
+        With debouncing a batch can run with the steps of any slot.
         """
+        if self._debounce.rounds > 1:
+            return sorted({step for steps in self._candidates for step in steps})
+        return list(self._candidates[self.slot_index(batch_size)])
+
+    def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
+        """Captured sizes that can be asked to run `step`; None where no graphs are used."""
         sizes = self.cuda_graph_bs
         if sizes is None:
             return None
-        if self._debounce.rounds > 1:
-            return list(sizes) if any(step in steps for steps in self._candidates) else []
-        return [size for size in sizes if step in self._candidates[self.slot_index(size)]]
+        return [size for size in sizes if step in self.candidate_steps_for_batch(size)]

@@ -198,6 +198,10 @@ class AdaptiveState:
             timeout_s=timeout_s,
         )
 
+    def candidate_steps_for_batch(self, batch_size: int) -> list[int]:
+        """Every step count that a round of this size can be asked to run, ascending."""
+        return self.router.candidate_steps_for_batch(batch_size)
+
     def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
         """The captured batch sizes whose slot can choose `step`; None where no graphs are used."""
         return self.router.cuda_graph_bs_for_step(step)

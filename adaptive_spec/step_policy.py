@@ -282,6 +282,10 @@ class AdaptiveSpeculativeParams:
         changed = slot.update(num_correct_drafts_per_req, executed_steps)
         return slot.current_steps if changed else None
 
+    def candidate_steps_for_batch(self, batch_size: int) -> list[int]:
+        """Every step count that a round of this size can be asked to run, ascending."""
+        return self.router.candidate_steps_for_batch(batch_size)
+
     def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
         """The captured batch sizes whose slot can choose `step`; None where no graphs are used."""
         return self.router.cuda_graph_bs_for_step(step)

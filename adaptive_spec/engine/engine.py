@@ -16,21 +16,28 @@ from adaptive_spec.controller import AdaptiveController, AdaptiveSpecPolicy
 from adaptive_spec.engine.loading import ModelPair
 from adaptive_spec.engine.request import Limits, Request
 from adaptive_spec.engine.scheduler import Scheduler
-from adaptive_spec.workers import DecodeResult, EagleWorker, SpecOptions
+from adaptive_spec.workers import DecodeResult, EagleWorker, EagleWorkerV2, SpecOptions
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What one `Engine.step` did. Without a decode round, batch_size is 0."""
+    """What one `Engine.step` did. Where no decode round ended in it, batch_size is 0.
 
-    round: int  # decode rounds before this one
+    With overlap the round that is reported was launched a step earlier (or, by the first step of a
+    busy spell, in the same one), while joins and seconds are those of this step: requests that
+    join now are not in the round reported now.
+    """
+
+    round: int  # decode rounds that ended before this one
     batch_size: int
     padded_batch_size: int
     speculative_num_steps: int
-    accepted: list[int]  # accepted drafts of each request, bonus excluded
-    emitted: int  # tokens the round added to requests, after their limits
-    seconds: float  # of the decode round
-    num_joined: int  # requests that joined before it, each with its first token
+    # Accepted drafts of each request that the round ran with, bonus excluded. With overlap also of
+    # those that had ended or left by the time it was known.
+    accepted: list[int]
+    emitted: int  # tokens the round added to requests, after their limits; no first tokens
+    seconds: float  # launching and waiting
+    num_joined: int  # each gets its first token at once or, with overlap, with its first round
     join_seconds: float
 
 
@@ -44,6 +51,8 @@ class Engine:
         policy: chooses the draft steps S: `AdaptiveState` or `AdaptiveSpeculativeParams`.
         speculative_num_steps: without a policy, the fixed S; 0 (the default) decodes plainly, with
             no draft work at all. With a policy, the S it was told to start with.
+        overlap: launch each round before the results of the one before are known, so that the
+            device does not wait for the host (`EagleWorkerV2`). The same tokens, a round later.
         cuda_graph_bs, skip_draft_at_zero, options, strict: see `EagleWorker`.
 
     Raises TypeError or ValueError naming a bad argument.
@@ -61,10 +70,11 @@ class Engine:
         skip_draft_at_zero: bool = False,
         options: SpecOptions | None = None,
         strict: bool = False,
+        overlap: bool = False,
     ) -> None:
         plain = policy is None and not speculative_num_steps
         self.pair = pair
-        self.worker = EagleWorker(
+        self.worker = (EagleWorkerV2 if overlap else EagleWorker)(
             pair.target,
             None if plain else pair.draft,
             max_batch_size=max_batch_size,
@@ -138,13 +148,17 @@ class Engine:
             return
         self._take_out(request)
         piece = request.abort()
-        if piece and request.on_text is not None:
-            request.on_text(piece)
+        try:
+            if piece and request.on_text is not None:
+                request.on_text(piece)
+        finally:
+            self._collect_unclaimed()
 
     def retract(self, request: Request) -> None:
         """Take a running request out of its row and put it at the head of the queue.
 
         When it joins again, its tokens are run through the models again; its output is unaffected.
+        With overlap, tokens of rounds in flight are lost to it and decoded again.
         """
         if request not in self._scheduler.running:
             raise ValueError(f"request: {request.id} is not running")
@@ -155,6 +169,8 @@ class Engine:
 
     def step(self) -> RoundReport:
         """Let waiting requests join, run one decode round, let finished requests leave.
+
+        With overlap the next round is launched before this one's results are waited for.
 
         Text callbacks run last. If one raises, the others still run and the first error is raised
         then; the engine is intact.
@@ -287,24 +303,29 @@ class Engine:
         start = time.perf_counter()
         num_joined = self._let_join(pieces)
         joined = time.perf_counter()
-        if not self._scheduler.running:
+        worker = self.worker
+        while self._scheduler.running and worker.num_in_flight < worker.rounds_in_flight:
+            worker.launch()
+        if not worker.num_in_flight:
             return RoundReport(
                 round=self.num_rounds,
                 batch_size=0,
                 padded_batch_size=0,
-                speculative_num_steps=self.worker.speculative_num_steps,
+                speculative_num_steps=worker.speculative_num_steps,
                 accepted=[],
                 emitted=0,
                 seconds=0.0,
                 num_joined=num_joined,
                 join_seconds=joined - start,
             )
-        result = self.worker.decode()
+        result = worker.collect()
         seconds = time.perf_counter() - joined
-        emitted = self._take(result, pieces)
+        number = self.num_rounds
         self.num_rounds += 1
+        emitted = self._take(result, pieces)
+        self._collect_unclaimed()
         return RoundReport(
-            round=self.num_rounds - 1,
+            round=number,
             batch_size=result.batch_size,
             padded_batch_size=result.padded_batch_size,
             speculative_num_steps=result.speculative_num_steps,
@@ -315,6 +336,12 @@ class Engine:
             join_seconds=joined - start,
         )
 
+    def _collect_unclaimed(self) -> None:
+        """With no request left, nobody would collect the rounds in flight."""
+        while self.worker.num_in_flight and not self._scheduler.has_work:
+            self.worker.collect()
+            self.num_rounds += 1
+
     def _let_join(self, pieces: list[tuple[Request, str]]) -> int:
         num_joined = 0
         while (request := self._scheduler.next_to_join()) is not None:
@@ -322,6 +349,8 @@ class Engine:
             token = self.worker.add_row(request.token_ids)
             self._scheduler.join()
             num_joined += 1
+            if token is None:
+                continue
             _, piece = request.take([token])
             pieces.append((request, piece))
             if request.finished:
@@ -331,12 +360,20 @@ class Engine:
     def _take(self, result: DecodeResult, pieces: list[tuple[Request, str]]) -> int:
         emitted = 0
         running = self._scheduler.running
-        rows = zip(running, result.num_correct_drafts, result.tokens, strict=True)
-        for request, num_correct, tokens in rows:
+        for index, row in enumerate(result.rows):
+            if row is None:
+                continue  # it left while the round was in flight
+            request = running[row]
+            first = result.first_tokens[index]
+            if first is not None:
+                _, piece = request.take([first])
+                pieces.append((request, piece))
+                if request.finished:
+                    continue
             request.num_rounds += 1
             request.num_proposed_drafts += result.speculative_num_steps
-            request.num_correct_drafts += num_correct
-            taken, piece = request.take(tokens)
+            request.num_correct_drafts += result.num_correct_drafts[index]
+            taken, piece = request.take(result.tokens[index])
             emitted += taken
             pieces.append((request, piece))
         # From the last row down: what moves into a freed row has been looked at already.

@@ -65,16 +65,22 @@ class KVCache:
         """Copies the first ``length`` positions of row ``src`` to row ``dst`` in every layer."""
         for name, row in (("src", src), ("dst", dst)):
             self._check_row(name, row)
-        if not 0 <= length <= self.max_len:
-            raise ValueError(f"length: expected 0..{self.max_len}, got {length}")
+        self._check_length(length)
         if src != dst:
             self.data[:, dst, :length].copy_(self.data[:, src, :length])
 
-    def clear_row(self, row: int) -> None:
-        """Zeroes a row; for use when a new request takes it over."""
+    def clear_row(self, row: int, length: int | None = None) -> None:
+        """Zeroes the first ``length`` positions of a row (None: all), which a new request takes
+        over: every one that may have been written."""
         self._check_row("row", row)
-        self.data[:, row].zero_()
+        length = self.max_len if length is None else length
+        self._check_length(length)
+        self.data[:, row, :length].zero_()
 
     def _check_row(self, name: str, row: int) -> None:
         if not 0 <= row < self.num_rows:
             raise ValueError(f"{name}: expected 0..{self.num_rows - 1}, got {row}")
+
+    def _check_length(self, length: int) -> None:
+        if not 0 <= length <= self.max_len:
+            raise ValueError(f"length: expected 0..{self.max_len}, got {length}")

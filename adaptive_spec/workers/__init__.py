@@ -6,12 +6,15 @@ from adaptive_spec.workers.base import (
     adaptive_unsupported_reason,
     num_new_kv_slots,
 )
-from adaptive_spec.workers.eagle import DecodeResult, EagleWorker
+from adaptive_spec.workers.eagle import EagleWorker
+from adaptive_spec.workers.eagle_v2 import EagleWorkerV2
+from adaptive_spec.workers.rounds import DecodeResult
 
 __all__ = [
     "BaseSpecWorker",
     "DecodeResult",
     "EagleWorker",
+    "EagleWorkerV2",
     "SpecOptions",
     "adaptive_unsupported_reason",
     "num_new_kv_slots",

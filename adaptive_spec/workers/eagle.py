@@ -1,14 +1,22 @@
-"""`EagleWorker`: speculative decoding whose verify result is awaited each round (spec v1)."""
+"""`EagleWorker`: speculative decoding whose verify result is awaited each round (spec v1).
+
+A round is launched, which only issues work, and later collected, which waits for its results. All
+that differs between this worker and `EagleWorkerV2` is how many rounds may be in flight.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from adaptive_spec import ops
+from adaptive_spec.capture import CapturePool
 from adaptive_spec.config import validate_adaptive_initial_steps
 from adaptive_spec.controller import AdaptiveController, AdaptiveSpecPolicy
 from adaptive_spec.graphs import (
@@ -23,30 +31,18 @@ from adaptive_spec.routing import pad_to_cuda_graph_bs
 from adaptive_spec.workers.base import (
     BaseSpecWorker,
     SpecOptions,
-    num_new_kv_slots,
     resolve_adaptive_support,
 )
+from adaptive_spec.workers.queue import make_queue
+from adaptive_spec.workers.rounds import DecodeResult, HostResults, LaunchedRound
+from adaptive_spec.workers.rows import RowTable, take_first_tokens
 from adaptive_spec.workers.stages import EagleStages
 
 if TYPE_CHECKING:
     from adaptive_spec.engine.draft import EagleDraft
     from adaptive_spec.engine.llama import LlamaForCausalLM
 
-__all__ = ["DecodeResult", "EagleWorker"]
-
-# Reservations grow by this many slots, so that the bound on the keys moves rarely.
-KV_BLOCK = 64
-
-
-@dataclass(frozen=True)
-class DecodeResult:
-    """What one round did, by row."""
-
-    speculative_num_steps: int
-    batch_size: int
-    padded_batch_size: int
-    num_correct_drafts: list[int]  # accepted drafts, bonus excluded
-    tokens: list[list[int]]  # accepted drafts and the bonus token
+__all__ = ["EagleWorker"]
 
 
 class EagleWorker(BaseSpecWorker):
@@ -72,6 +68,10 @@ class EagleWorker(BaseSpecWorker):
 
     Raises ValueError for a bad argument, before anything is built.
     """
+
+    # How many rounds may be launched before the oldest is collected; round r then runs with the S
+    # that round r - rounds_in_flight led to.
+    rounds_in_flight = 1
 
     def __init__(
         self,
@@ -109,6 +109,14 @@ class EagleWorker(BaseSpecWorker):
             steps = 0 if policy is None else policy.get_steps_for_batch(1)
         if self.unsupported_reason is not None:
             policy = None
+        # Only a policy that lives beside the op can be updated inside it.
+        learns_in_op = hasattr(policy, "step_reader")
+        weight = target.head_weight
+        if learns_in_op and policy.tensor.device != weight.device:
+            raise ValueError(
+                f"policy: expected a state on {weight.device} (the target's device), got one on "
+                f"{policy.tensor.device}"
+            )
         all_steps = [steps] if policy is None else policy.candidate_steps
         if draft is None and max(all_steps) > 0:
             raise ValueError(
@@ -125,11 +133,10 @@ class EagleWorker(BaseSpecWorker):
         # A batch is padded to a captured size: the rows must reach what the largest is padded to.
         num_rows = pad_to_cuda_graph_bs(max_batch_size, sizes)
         self.cuda_graph_bs = None if sizes is None else [s for s in sizes if s <= num_rows]
-        self.row_capacity = max_len + self.kv_tokens_per_round
+        self.row_capacity = max_len + self.rounds_in_flight * self.kv_tokens_per_round
         target_cache = target.make_cache(num_rows, self.row_capacity)
         draft_cache = None if draft is None else draft.make_cache(num_rows, self.row_capacity)
         self.caches = [cache for cache in (target_cache, draft_cache) if cache is not None]
-        weight = target.head_weight
         self.buffers = DecodeBuffers.allocate(
             num_rows,
             self.max_steps,
@@ -138,14 +145,31 @@ class EagleWorker(BaseSpecWorker):
             dtype=weight.dtype,
             device=weight.device,
             keep_target_hidden=self.skip_draft_at_zero,
+            workspace=ops.verify_workspace(num_rows, self.max_steps + 1, device=weight.device),
         )
-        # Only a policy that lives beside the op can be updated inside it.
-        self._learns_in_op = hasattr(policy, "step_reader")
+        self._learns_in_op = learns_in_op
         self.stages = EagleStages(
-            target, target_cache, draft, draft_cache, policy if self._learns_in_op else None
+            target, target_cache, draft, draft_cache, policy if learns_in_op else None
         )
-        self._row_lens: list[int] = []  # tokens in the target's cache
-        self._row_reserved: list[int] = []  # cache slots reserved
+        self.queue = make_queue(weight.device)
+        self._capture_pool = CapturePool(weight.device)
+        self.rows = RowTable(
+            self.queue,
+            self.stages,
+            self.buffers,
+            self.caches,
+            max_batch_size=max_batch_size,
+            max_len=max_len,
+            tokens_per_round=self.kv_tokens_per_round,
+            rounds_in_flight=self.rounds_in_flight,
+        )
+        self._in_flight: deque[LaunchedRound] = deque()
+        # Collected, and not shown to the policy yet: counts, batch size, S.
+        self._feedback: deque[tuple[list[int], int, int]] = deque()
+        self._free_results = [
+            HostResults(self.queue, self.buffers) for _ in range(self.rounds_in_flight)
+        ]
+        # As of the work that has been queued up to the stage that looks: only stages use it.
         self._draft_behind = False
 
         self.controller: AdaptiveController | None = None
@@ -154,19 +178,22 @@ class EagleWorker(BaseSpecWorker):
         self._init_states()
 
     def _init_states(self) -> None:
-        with torch.inference_mode():
-            if self.policy is None:
-                steps = self.speculative_num_steps
-                state = self.build_adaptive_runtime_state(steps, steps + 1)
-                self.apply_runtime_state(state)
-                states = {steps: state}
-            else:
-                self.controller = AdaptiveController(self, self.policy)
-                self.controller.init_states(self.cuda_graph_bs)
-                states = self.controller.states
-                check_states_cover_routing(
-                    states, self.policy.candidate_steps, self.policy.cuda_graph_bs_for_step
-                )
+        if self.policy is None:
+            steps = self.speculative_num_steps
+            state = self.build_adaptive_runtime_state(steps, steps + 1)
+            self.apply_runtime_state(state)
+            states = {steps: state}
+        else:
+            self.controller = AdaptiveController(self, self.policy, lag=self.rounds_in_flight)
+            self.controller.init_states(self.cuda_graph_bs)
+            states = self.controller.states
+            check_states_cover_routing(
+                states,
+                self.policy.candidate_steps,
+                self.policy.candidate_steps_for_batch,
+                self.cuda_graph_bs,
+                self.max_batch_size,
+            )
         self.capture_report = CaptureReport.of(
             states.values(), self.cuda_graph_bs, self.buffers.frame_bytes
         )
@@ -190,23 +217,38 @@ class EagleWorker(BaseSpecWorker):
                 f"speculative_num_draft_tokens: expected {steps + 1} (a chain of {steps} steps), "
                 f"got {speculative_num_draft_tokens}"
             )
-        stages = self.stages
+        stages, pool = self.stages, self._capture_pool
         extends = self.draft is not None and not (steps == 0 and self.skip_draft_at_zero)
         state = SpecRuntimeState(
             speculative_num_steps=steps,
             speculative_num_draft_tokens=speculative_num_draft_tokens,
-            draft_graphs=GraphTable(stages.draft) if steps > 0 else None,
-            verify_graphs=GraphTable(stages.verify if extends else stages.verify_only),
-            draft_extend_graphs=GraphTable(stages.extend) if extends else None,
+            draft_graphs=GraphTable(stages.draft, pool) if steps > 0 else None,
+            verify_graphs=GraphTable(stages.verify if extends else stages.verify_only, pool),
+            draft_extend_graphs=GraphTable(stages.extend, pool) if extends else None,
         )
         sizes = self.cuda_graph_bs if cuda_graph_bs is None else cuda_graph_bs
+        return self._capture(state, sorted(sizes, reverse=True)) if sizes else state
+
+    @torch.inference_mode()
+    def _capture(self, state: SpecRuntimeState, sizes: Sequence[int]) -> SpecRuntimeState:
+        """Capture every stage of ``state`` for each of ``sizes``; the state, with what it took."""
+        self.queue.drain()
+        used = self._capture_pool.used_bytes()
+        start = time.perf_counter()
         with self._override_worker_state(state):
-            for size in sorted(sizes or (), reverse=True):
+            for size in sizes:
                 frame = self._frame(state, size)
-                num_bytes = self.buffers.frame_bytes(steps, size)
                 for table in state.stages:
-                    table.capture(frame, self._kv_bound(), num_bytes)
-        return state
+                    # A frozen launch cannot follow the keys as they grow, so it reads all there
+                    # may ever be.
+                    table.capture(frame, self.row_capacity)
+        seconds = time.perf_counter() - start
+        if used is None:
+            steps = state.speculative_num_steps
+            num_bytes = sum(self.buffers.frame_bytes(steps, size) for size in sizes)
+        else:
+            num_bytes = max(0, self._capture_pool.used_bytes() - used)
+        return replace(state, num_bytes=num_bytes, capture_seconds=seconds)
 
     def apply_runtime_state(self, state: SpecRuntimeState) -> None:
         self.runtime_state = state
@@ -242,79 +284,42 @@ class EagleWorker(BaseSpecWorker):
 
     @property
     def num_reqs(self) -> int:
-        return len(self._row_lens)
+        return len(self.rows)
 
     @property
     def kv_tokens_per_round(self) -> int:
         """Cache slots that a round may fill per request: by the largest S, whatever S is active."""
         return self.max_steps + 1
 
-    def add_row(self, token_ids: Sequence[int]) -> int:
-        """Run a request's tokens through both models in a new, last row; returns its next token.
+    def add_row(self, token_ids: Sequence[int]) -> int | None:
+        """Run a request's tokens through both models in a new, last row.
 
-        Raises ValueError when there is no free row, or no tokens, or more than fit.
+        Returns its next token; None where rounds overlap: there the token comes with the row's
+        first round (`DecodeResult.first_tokens`), or from `first_token`.
+
+        Raises ValueError when there is no free row, or no tokens, or more than fit, and TypeError
+        for tokens that are no integers.
         """
-        row, length = self.num_reqs, len(token_ids)
-        if row >= self.max_batch_size:
-            raise ValueError(f"add_row: all {self.max_batch_size} rows are taken")
-        if not 1 <= length <= self.max_len:
-            raise ValueError(f"token_ids: expected 1 to {self.max_len} tokens, got {length}")
-        buffers = self.buffers
-        device = buffers.input_ids.device
-        with torch.inference_mode():
-            ids = torch.tensor([token_ids], device=device)
-            positions = torch.arange(length, device=device).unsqueeze(0)
-            caches = [cache.rows(row, row + 1) for cache in self.caches]
-            hidden = self.target(ids, positions, caches[0], length)
-            token = self.target.logits(hidden[:, -1]).argmax(-1)
-            if self.draft is not None:
-                shifted = torch.cat([ids[:, 1:], token.unsqueeze(0)], dim=1)
-                drafted = self.draft(shifted, hidden, positions, caches[1], length)
-                buffers.draft_hidden[row] = drafted[0, -1]
-            if buffers.target_hidden is not None:
-                buffers.target_hidden[row] = hidden[0, -1]
-            buffers.input_ids[row, 0] = token[0]
-            buffers.seq_lens[row] = length
-            buffers.new_seq_lens[row] = length
-            buffers.num_reqs.fill_(row + 1)
-        self._row_lens.append(length)
-        self._row_reserved.append(self._round_up(length))
-        return int(token)
+        row = self.rows.add(token_ids)
+        if self.rounds_in_flight > 1:
+            return None
+        try:
+            return self.first_token(row.index)
+        except BaseException:
+            self.remove_row(row.index)
+            raise
+
+    def first_token(self, row: int) -> int | None:
+        """Wait for the token that the prompt in ``row`` led to; None if it was handed out before.
+
+        If the prompt's pass failed, raises what it raised, and so does `collect` for the row's
+        first round, until the row is removed.
+        """
+        return take_first_tokens([self.rows[row]])[0]
 
     def remove_row(self, row: int) -> None:
-        """Free ``row``; the last live row moves into it."""
-        last = self.num_reqs - 1
-        if not 0 <= row <= last:
-            raise ValueError(f"row: expected 0 to {last}, got {row}")
-        with torch.inference_mode():
-            for cache in self.caches:
-                # Zeroed, since a NaN left behind by a sequence that overflowed would reach the next
-                # one in this row even with weight 0.
-                cache.data[:, row, : self._row_reserved[row]].zero_()
-                if row != last:
-                    cache.copy_row(last, row, self._row_lens[last])
-                    cache.data[:, last, : self._row_reserved[last]].zero_()
-            if row != last:
-                self.buffers.move_row(last, row)
-            self.buffers.clear_row(last)
-            self.buffers.num_reqs.fill_(last)
-        self._row_lens[row] = self._row_lens[last]
-        self._row_reserved[row] = self._row_reserved[last]
-        del self._row_lens[last], self._row_reserved[last]
-
-    def _round_up(self, length: int) -> int:
-        return min(-(-length // KV_BLOCK) * KV_BLOCK, self.row_capacity)
-
-    def _reserve(self) -> None:
-        """Reserve every live row's slots for the coming round."""
-        reserved, per_round = self._row_reserved, self.kv_tokens_per_round
-        for row, length in enumerate(self._row_lens):
-            if new := num_new_kv_slots(length, reserved[row], per_round):
-                reserved[row] = self._round_up(reserved[row] + new)
-
-    def _kv_bound(self) -> int:
-        """How far any row's keys reach: known to the host, and constant over many rounds."""
-        return max(self._row_reserved, default=self._round_up(KV_BLOCK))
+        """Free ``row``; the last live row moves into it. Rounds in flight are not disturbed."""
+        self.rows.remove(row)
 
     # Decoding.
 
@@ -334,45 +339,118 @@ class EagleWorker(BaseSpecWorker):
                 num_correct_drafts_per_req, batch_size, executed_steps=executed_steps
             )
 
-    @torch.inference_mode()
-    def decode(self) -> DecodeResult:
-        """One round for all live rows, which each gain 1 to S + 1 tokens.
+    @property
+    def num_in_flight(self) -> int:
+        """Rounds that were launched and not collected yet."""
+        return len(self._in_flight)
 
-        Raises ValueError without live rows. If a model fails, the rows are as before the round.
+    def launch(self) -> None:
+        """Start a round for all live rows, without waiting for the device.
+
+        Raises ValueError without live rows and for a row that has no room left, RuntimeError when
+        ``rounds_in_flight`` rounds wait to be collected. Then nothing was started.
         """
         batch_size = self.num_reqs
         if batch_size == 0:
-            raise ValueError("decode: there is no live row")
+            raise ValueError("launch: there is no live row")
+        if self.num_in_flight >= self.rounds_in_flight:
+            raise RuntimeError(f"launch: {self.num_in_flight} rounds are in flight; collect first")
+        self.rows.check_room()
         self.activate_step_by_batch(batch_size)
         state = self.runtime_state
-        steps = state.speculative_num_steps
         padded = pad_to_cuda_graph_bs(batch_size, self.cuda_graph_bs)
-        learned_before = self.policy.next_round if self._learns_in_op else 0
+        launched = LaunchedRound(
+            state,
+            self._frame(state, padded),
+            self.rows.reserve(),
+            list(self.rows.rows),
+            self._free_results[-1],
+        )
         try:
-            self._reserve()
-            kv_len = self._kv_bound()
-            frame = self._frame(state, padded)
+            launched.job = self.queue.submit(lambda: self._run_round(launched))
+        except BaseException:
+            self._cancel(launched)
+            raise
+        self._free_results.pop()
+        self._in_flight.append(launched)
+        self._feed_policy()
+
+    def _run_round(self, launched: LaunchedRound) -> None:
+        state, frame, kv_len = launched.state, launched.frame, launched.kv_len
+        steps, batch_size = state.speculative_num_steps, len(launched.rows)
+        try:
             if self._draft_behind and steps > 0:
                 self.stages.catch_up(frame, kv_len)
                 self._draft_behind = False
             for table in state.stages:
                 table.run(frame, kv_len)
-        except BaseException:
-            if self._learns_in_op and self.policy.next_round == learned_before:
-                self.controller.cancel_round()
+                if table is state.verify_graphs:
+                    launched.verified = True
+            if steps == 0 and self.skip_draft_at_zero:
+                self._draft_behind = True
+                self.num_skipped_draft_rounds += 1
+            launched.results.copy(batch_size)
+        except Exception as error:
+            error.add_note(f"in a decode round of {batch_size} rows at S = {steps}")
             raise
-        if steps == 0 and self.skip_draft_at_zero:
-            self._draft_behind = True
-            self.num_skipped_draft_rounds += 1
-        # The round's only wait for the device.
-        counts = frame.accept_token_num[:batch_size].tolist()
-        emitted = frame.output_token_ids[:batch_size].tolist()
-        self.on_verify_complete_cpu(counts, batch_size, executed_steps=steps)
-        tokens = []
-        for row, count in enumerate(counts):
-            tokens.append(emitted[row][: count + 1])
-            self._row_lens[row] += count + 1
-        return DecodeResult(steps, batch_size, padded, counts, tokens)
+
+    def _cancel(self, launched: LaunchedRound) -> None:
+        """The round failed. The rows are as before it, and so is the policy if it did not learn."""
+        if self._learns_in_op and not launched.verified:
+            self.controller.cancel_round()
+
+    def collect(self) -> DecodeResult:
+        """Wait for the oldest round in flight; its rows have each gained 1 to S + 1 tokens.
+
+        Raises RuntimeError when none is in flight. If a model failed in it, raises what that
+        raised: the round then counts as not run, and the rows are as before it.
+        """
+        if not self._in_flight:
+            raise RuntimeError("collect: no round is in flight")
+        launched = self._in_flight[0]
+        try:
+            launched.job.wait()
+        except Exception:  # an interrupted wait leaves the round in flight
+            self._cancel(launched)
+            self._retire()
+            raise
+        rows = launched.rows
+        # Before the round is let go: a prompt that failed must not pass for one that ran.
+        first_tokens = take_first_tokens(rows)
+        counts, tokens = launched.results.read(len(rows))
+        self._retire()
+        steps = launched.state.speculative_num_steps
+        for row, count in zip(rows, counts, strict=True):
+            row.length += count + 1
+        self._feedback.append((counts, len(rows), steps))
+        self._feed_policy()
+        return DecodeResult(
+            speculative_num_steps=steps,
+            batch_size=len(rows),
+            padded_batch_size=launched.frame.batch_size,
+            num_correct_drafts=counts,
+            tokens=tokens,
+            rows=[row.index for row in rows],
+            first_tokens=first_tokens,
+        )
+
+    def _feed_policy(self) -> None:
+        """Hand a host policy the rounds that its next decision may know.
+
+        Those are all but the newest ``rounds_in_flight - 1``, whether or not their results are
+        here: as in the op, a decision depends on which rounds there were and never on timing.
+        """
+        while self._feedback and len(self._feedback) + self.num_in_flight >= self.rounds_in_flight:
+            counts, batch_size, steps = self._feedback.popleft()
+            self.on_verify_complete_cpu(counts, batch_size, executed_steps=steps)
+
+    def _retire(self) -> None:
+        self._free_results.append(self._in_flight.popleft().results)
+
+    def decode(self) -> DecodeResult:
+        """`launch` a round and `collect` the oldest."""
+        self.launch()
+        return self.collect()
 
     def status(self) -> dict[str, Any]:
         """What runs, and why: for operators."""
@@ -383,9 +461,11 @@ class EagleWorker(BaseSpecWorker):
             "adaptive_unsupported_reason": self.unsupported_reason,
             "skip_draft_at_zero": self.skip_draft_at_zero,
             "num_skipped_draft_rounds": self.num_skipped_draft_rounds,
+            "num_rounds_in_flight": self.num_in_flight,
             "captured_batch_sizes": dict(report.batch_sizes),
             "captured_bytes": report.captured_bytes,
             "unpruned_bytes": report.full_bytes,
+            "capture_seconds": dict(report.seconds),
             "controller": None if self.controller is None else self.controller.status(),
         }
 

@@ -1,4 +1,4 @@
-"""The stages of an EAGLE decode round, as functions of a frame.
+"""The stages of an EAGLE decode round, as functions of a frame, and the prefill before it.
 
 They see the models, the caches and the frame, and nothing of the worker that is running: a stage
 that is captured for one S while another S is active cannot pick up the active one's tensors.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from adaptive_spec import ops
-from adaptive_spec.graphs import RoundFrame
+from adaptive_spec.graphs import DecodeBuffers, RoundFrame
 
 if TYPE_CHECKING:
     from adaptive_spec.engine.draft import EagleDraft
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class EagleStages:
-    """Draft, verify and draft extend for one pair of models and their caches.
+    """Prefill, draft, verify and draft extend for one pair of models and their caches.
 
     Args:
         draft: None for plain decoding; every frame must then have S = 0.
@@ -46,6 +46,27 @@ class EagleStages:
         self.draft_model = draft
         self.draft_cache = draft_cache
         self.policy = policy
+
+    def prefill(self, buffers: DecodeBuffers, row: int, ids: torch.Tensor) -> torch.Tensor:
+        """Runs a prompt, ``ids`` [1, length], in ``row``; returns the token it leads to, [1].
+
+        Not part of a round: it writes what the row carries into its first one.
+        """
+        length = ids.size(1)
+        positions = torch.arange(length, device=ids.device).unsqueeze(0)
+        hidden = self.target(ids, positions, self.target_cache.rows(row, row + 1), length)
+        token = self.target.logits(hidden[:, -1]).argmax(-1)
+        if self.draft_model is not None:
+            shifted = torch.cat([ids[:, 1:], token.unsqueeze(0)], dim=1)
+            cache = self.draft_cache.rows(row, row + 1)
+            drafted = self.draft_model(shifted, hidden, positions, cache, length)
+            buffers.draft_hidden[row] = drafted[0, -1]
+        if buffers.target_hidden is not None:
+            buffers.target_hidden[row] = hidden[0, -1]
+        buffers.input_ids[row, 0] = token[0]
+        buffers.seq_lens[row] = length
+        buffers.new_seq_lens[row] = length
+        return token
 
     def draft(self, frame: RoundFrame, kv_len: int, *, learn: bool) -> None:
         """Writes S draft tokens to the frame. Only for S > 0."""
@@ -90,6 +111,7 @@ class EagleStages:
             new_seq_lens=frame.new_seq_lens,
             bonus_tokens=frame.bonus_tokens,
             select_index=frame.select_index,
+            workspace=frame.workspace,
         )
 
     def extend(self, frame: RoundFrame, kv_len: int, *, learn: bool) -> None:

@@ -19,7 +19,9 @@ Keyword arguments of every verify op:
 ``state``, ``ring``
     int64, 1-D, contiguous, mutated; both or neither. ``AdaptiveState.tensor`` and
     ``AdaptiveState.ring.tensor`` of ``adaptive_spec``. The batch is credited to slot ``slot`` as
-    one that ran with S = ``speculative_num_steps``.
+    one that ran with S = ``speculative_num_steps``. On a GPU the op cannot look into them before it
+    is launched: a tensor that is no state is left as it is, nothing is published (so the host's
+    wait for the round fails by its bound), and ``accepted_tokens`` may stay unwritten.
 ``slot``
     int, the slot that the batch size was routed to. Without ``state`` it means nothing.
 ``speculative_num_steps``

@@ -45,8 +45,8 @@ int32_t StepReader::next_steps(int64_t batch_size) {
 }
 
 void StepReader::cancel_round() {
-  if (!can_cancel_) throw std::logic_error("StepReader: there is no started round to cancel");
-  can_cancel_ = false;
+  if (cancellable_ == 0) throw std::logic_error("StepReader: there is no started round to cancel");
+  --cancellable_;
   debounce_ = previous_debounce_;
   --next_round_;
 }

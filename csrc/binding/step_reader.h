@@ -2,6 +2,7 @@
 // of `lag` rounds ago. Everything else about adaptivity happened inside the verify op.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -42,7 +43,9 @@ class StepReader {
   // As above, but waits for the decision.
   int32_t next_steps(int64_t batch_size);
 
-  // Takes back the round that was started last: it failed before its verify op was launched.
+  // Takes back a round that was started: it failed, and its verify op has not run. Rounds started
+  // after it keep running, under numbers one lower. At most `lag` in a row, the most that can be in
+  // flight.
   void cancel_round();
 
   int64_t next_round() const { return next_round_; }
@@ -53,7 +56,7 @@ class StepReader {
     previous_debounce_ = debounce_;
     debounce_ = debounce;
     ++next_round_;
-    can_cancel_ = true;
+    cancellable_ = std::min(cancellable_ + 1, lag_);
   }
 
   std::shared_ptr<DecisionRing> ring_;
@@ -64,7 +67,7 @@ class StepReader {
   int64_t lag_;
   int64_t next_round_;
   double timeout_s_;
-  bool can_cancel_ = false;
+  int64_t cancellable_ = 0;  // rounds that may be in flight
 };
 
 }  // namespace adaptive_spec

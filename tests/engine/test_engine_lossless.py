@@ -70,42 +70,59 @@ def serve(engine, workload, seed):
     return requests, reports
 
 
+overlaps = pytest.mark.parametrize("overlap", [False, True], ids=["awaited", "overlap"])
+
+
+@overlaps
 @pytest.mark.parametrize("cuda_graph_bs", [None, [1, 2, 4, 8, 12]], ids=["eager", "graphs"])
 @pytest.mark.parametrize("kind", ["host", "device"])
-def test_adaptive_output_is_that_of_plain_greedy_decoding(pair, workload, kind, cuda_graph_bs):
+def test_adaptive_output_is_that_of_plain_greedy_decoding(
+    pair, workload, kind, cuda_graph_bs, overlap
+):
     engine = Engine(
         pair,
         max_batch_size=12,
         max_len=48,
         policy=make_policy(kind),
         cuda_graph_bs=cuda_graph_bs,
+        overlap=overlap,
     )
     requests, reports = serve(engine, workload, seed=1)
+    assert engine.worker.num_in_flight == 0, "a round was left in flight"
 
     assert [r.output_ids for r in requests] == [expected for _, _, expected in workload]
     rounds = [r for r in reports if r.batch_size]
     steps = {r.speculative_num_steps for r in rounds}
-    assert steps >= {0, 1, 2, 3}, "the run did not exercise enough values of S"
+    assert steps >= {0, 1, 2} and len(steps) >= 4, "the run did not exercise enough values of S"
     assert {r.batch_size for r in rounds} >= {1, 4, 9, 12}
     zeros = [r.speculative_num_steps == 0 for r in rounds]
     assert any(a and not b for a, b in zip(zeros, zeros[1:], strict=False)), "never left S = 0"
     assert sum(sum(r.accepted) for r in rounds) > 100, "too few drafts were accepted"
 
 
+@overlaps
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_static_output_is_that_of_plain_greedy_decoding(pair, workload, steps):
-    engine = Engine(pair, max_batch_size=5, max_len=48, speculative_num_steps=steps)
+def test_static_output_is_that_of_plain_greedy_decoding(pair, workload, steps, overlap):
+    engine = Engine(
+        pair, max_batch_size=5, max_len=48, speculative_num_steps=steps, overlap=overlap
+    )
     requests, _ = serve(engine, workload[:60], seed=2)
     assert [r.output_ids for r in requests] == [expected for _, _, expected in workload[:60]]
 
 
-def test_host_and_device_policies_graphs_and_eager_decide_alike(pair, workload):
+@overlaps
+def test_host_and_device_policies_graphs_and_eager_decide_alike(pair, workload, overlap):
     sizes = list(range(1, 13))  # every size, so that padding does not change the routing
     runs = {}
     for kind in POLICIES:
         for graphs in (None, sizes):
             engine = Engine(
-                pair, max_batch_size=12, max_len=48, policy=make_policy(kind), cuda_graph_bs=graphs
+                pair,
+                max_batch_size=12,
+                max_len=48,
+                policy=make_policy(kind),
+                cuda_graph_bs=graphs,
+                overlap=overlap,
             )
             _, reports = serve(engine, workload[:80], seed=3)
             rounds = [(r.batch_size, r.speculative_num_steps, r.accepted) for r in reports]
@@ -116,11 +133,15 @@ def test_host_and_device_policies_graphs_and_eager_decide_alike(pair, workload):
         assert rounds == reference, f"{name} decided differently from the host policy, eager"
 
 
-def test_a_run_can_be_repeated_exactly(pair, workload):
+@overlaps
+def test_a_run_can_be_repeated_exactly(pair, workload, overlap):
     runs = []
     for _ in range(2):
         policy = make_policy("device")
-        engine = Engine(pair, max_batch_size=12, max_len=48, policy=policy)
+        engine = Engine(pair, max_batch_size=12, max_len=48, policy=policy, overlap=overlap)
+        if overlap and runs:
+            # A device that is sometimes ahead of the host: the decisions must not show it.
+            engine.worker.queue.early = random.Random(5)
         _, reports = serve(engine, workload[:40], seed=4)
         runs.append(([r.speculative_num_steps for r in reports], policy.tensor.tolist()))
     assert runs[0] == runs[1]

@@ -15,9 +15,15 @@ def pair():
     return agreeing_pair(0.3, vocab_size=256, tokenizer=byte_tokenizer())
 
 
-def make_engine(pair, **keywords):
-    keywords = {"max_batch_size": 4, "max_len": 64, "speculative_num_steps": 5} | keywords
-    return Engine(pair, **keywords)
+@pytest.fixture(params=[False, True], ids=["awaited", "overlap"])
+def make_engine(request, pair):
+    """All of this holds whether or not rounds overlap."""
+
+    def make(pair=pair, **keywords):
+        keywords = {"max_batch_size": 4, "max_len": 64, "speculative_num_steps": 5} | keywords
+        return Engine(pair, overlap=request.param, **keywords)
+
+    return make
 
 
 def reference(pair, prompt, length):
@@ -28,32 +34,32 @@ def reference(pair, prompt, length):
 
 
 @pytest.mark.parametrize("length", [1, 2, 7])
-def test_a_request_ends_at_its_length(pair, length):
-    (request,) = make_engine(pair).generate([[1, 2, 3]], length)
+def test_a_request_ends_at_its_length(pair, make_engine, length):
+    (request,) = make_engine().generate([[1, 2, 3]], length)
     assert request.output_ids == reference(pair, [1, 2, 3], length)
     assert request.finish_reason == "length"
 
 
-def test_a_request_ends_where_the_engine_does(pair):
-    (request,) = make_engine(pair, max_len=20).generate([[1, 2, 3]], 1000)
+def test_a_request_ends_where_the_engine_does(pair, make_engine):
+    (request,) = make_engine(max_len=20).generate([[1, 2, 3]], 1000)
     assert request.output_ids == reference(pair, [1, 2, 3], 17)
     assert request.finish_reason == "length"
 
 
 @pytest.mark.parametrize("index", [0, 1, 5])
-def test_a_stop_token_ends_the_request_wherever_it_falls_in_a_round(pair, index):
+def test_a_stop_token_ends_the_request_wherever_it_falls_in_a_round(pair, make_engine, index):
     tokens = reference(pair, [9, 8], 12)
     stop = tokens[index]
     end = tokens.index(stop) + 1
-    (request,) = make_engine(pair).generate([[9, 8]], 12, stop_token_ids=[stop])
+    (request,) = make_engine().generate([[9, 8]], 12, stop_token_ids=[stop])
     assert request.output_ids == tokens[:end]
     assert request.finish_reason == "stop_token"
     assert request.text == pair.tokenizer.decode(tokens[: end - 1])
 
 
-def test_end_of_text_stops_unless_ignored(pair):
+def test_end_of_text_stops_unless_ignored(pair, make_engine):
     tokens = reference(pair, [9, 8], 6)
-    engine = make_engine(pair)
+    engine = make_engine()
     pair.eos_token_ids = (tokens[2],)
     try:
         (stopped,) = engine.generate([[9, 8]], 6)
@@ -76,11 +82,11 @@ def prompt_with_ascii_output(pair):
     raise AssertionError("no such prompt")
 
 
-def test_a_stop_string_across_two_tokens_ends_text_and_request(pair):
+def test_a_stop_string_across_two_tokens_ends_text_and_request(pair, make_engine):
     prompt, tokens, index = prompt_with_ascii_output(pair)
     stop = chr(tokens[index]) + chr(tokens[index + 1])
     pieces = []
-    engine = make_engine(pair)
+    engine = make_engine()
     request = engine.submit(prompt, 14, stop_strings=[stop], on_text=pieces.append)
     engine.run()
     assert request.finish_reason == "stop_string"
@@ -91,8 +97,8 @@ def test_a_stop_string_across_two_tokens_ends_text_and_request(pair):
 # Text.
 
 
-def test_streamed_text_is_whole_characters_and_adds_up(pair):
-    engine = make_engine(pair)
+def test_streamed_text_is_whole_characters_and_adds_up(pair, make_engine):
+    engine = make_engine()
     for first in range(0, 256, 32):
         pieces = list(engine.stream([first, 200], 30))
         expected = pair.tokenizer.decode(reference(pair, [first, 200], 30))
@@ -102,8 +108,8 @@ def test_streamed_text_is_whole_characters_and_adds_up(pair):
             codecs.encode(piece, "utf-8")
 
 
-def test_closing_a_stream_aborts_its_request(pair):
-    engine = make_engine(pair)
+def test_closing_a_stream_aborts_its_request(make_engine):
+    engine = make_engine()
     stream = engine.stream([1, 2, 3], 50)
     next(stream)
     stream.close()
@@ -111,14 +117,14 @@ def test_closing_a_stream_aborts_its_request(pair):
     assert engine.worker.num_reqs == 0
 
 
-def test_a_text_prompt_is_encoded(pair):
-    (request,) = make_engine(pair).generate(["hé"], 4)
+def test_a_text_prompt_is_encoded(pair, make_engine):
+    (request,) = make_engine().generate(["hé"], 4)
     assert request.prompt_ids == list("hé".encode())
     assert request.text == pair.tokenizer.decode(request.output_ids)
 
 
-def test_a_raising_callback_spares_the_other_requests(pair):
-    engine = make_engine(pair)
+def test_a_raising_callback_spares_the_other_requests(pair, make_engine):
+    engine = make_engine()
 
     def fail(piece):
         raise OSError("the client has gone")
@@ -136,8 +142,8 @@ def test_a_raising_callback_spares_the_other_requests(pair):
     assert "".join(seen) == good.text
 
 
-def test_a_callback_may_submit_and_abort_but_not_step(pair):
-    engine = make_engine(pair)
+def test_a_callback_may_submit_and_abort_but_not_step(pair, make_engine):
+    engine = make_engine()
     followers, errors = [], []
 
     def on_text(piece):
@@ -160,8 +166,8 @@ def test_a_callback_may_submit_and_abort_but_not_step(pair):
 # Joining and leaving.
 
 
-def test_waiting_requests_join_in_order_as_rows_become_free(pair):
-    engine = make_engine(pair, max_batch_size=2)
+def test_waiting_requests_join_in_order_as_rows_become_free(pair, make_engine):
+    engine = make_engine(max_batch_size=2)
     requests = [engine.submit([i], 3 + i) for i in range(1, 6)]
     first = engine.step()
     assert engine.running == requests[:2] or requests[0].finished
@@ -173,8 +179,8 @@ def test_waiting_requests_join_in_order_as_rows_become_free(pair):
 
 
 @pytest.mark.parametrize("cuda_graph_bs", [None, [4]], ids=["eager", "graphs"])
-def test_abort_between_rounds_leaves_the_others_as_they_were(pair, cuda_graph_bs):
-    engine = make_engine(pair, cuda_graph_bs=cuda_graph_bs)
+def test_abort_between_rounds_leaves_the_others_as_they_were(pair, make_engine, cuda_graph_bs):
+    engine = make_engine(cuda_graph_bs=cuda_graph_bs)
     requests = [engine.submit([i, 3], 30) for i in range(6)]
     engine.step()
     engine.abort(requests[1])  # running
@@ -189,8 +195,8 @@ def test_abort_between_rounds_leaves_the_others_as_they_were(pair, cuda_graph_bs
         assert kept == reference(pair, [i, 3], 30)[: len(kept)]
 
 
-def test_a_retracted_request_comes_back_to_the_same_output(pair):
-    engine = make_engine(pair, max_batch_size=2)
+def test_a_retracted_request_comes_back_to_the_same_output(pair, make_engine):
+    engine = make_engine(max_batch_size=2)
     requests = [engine.submit([i, 4], 25) for i in range(4)]
     engine.step()
     engine.retract(requests[0])
@@ -202,32 +208,114 @@ def test_a_retracted_request_comes_back_to_the_same_output(pair):
         assert request.output_ids == reference(pair, [i, 4], 25)
 
 
-def test_reports_and_counters_add_up(pair):
-    engine = make_engine(pair)
+def test_reports_and_counters_add_up(make_engine):
+    engine = make_engine()
     requests = [engine.submit([i], 9) for i in range(3)]
     reports = engine.run()
     rounds = [report for report in reports if report.batch_size]
     assert [report.round for report in rounds] == list(range(len(rounds)))
     assert sum(r.num_joined for r in reports) == 3
     assert sum(r.emitted for r in reports) + 3 == sum(len(r.output_ids) for r in requests) == 27
-    assert sum(sum(r.accepted) for r in rounds) == sum(r.num_correct_drafts for r in requests)
+    seen = sum(sum(r.accepted) for r in rounds)
+    used = sum(r.num_correct_drafts for r in requests)
+    # With overlap a request that has ended still runs in the round that is in flight.
+    assert seen == used if engine.worker.rounds_in_flight == 1 else seen >= used
     for request in requests:
         assert request.num_proposed_drafts == 5 * request.num_rounds
         assert request.accept_rate == request.num_correct_drafts / request.num_proposed_drafts
         assert request.mean_accepted_drafts == request.num_correct_drafts / request.num_rounds
+    assert engine.num_rounds == len(rounds) + (engine.worker.rounds_in_flight - 1)
+    assert engine.worker.num_in_flight == 0
     empty = engine.step()
     assert (empty.batch_size, empty.emitted, empty.accepted) == (0, 0, [])
 
 
-def test_status_says_what_runs(pair):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_status_says_what_runs(pair, overlap):
     policy = AdaptiveState({"1": {"candidate_steps": [1, 3]}}, 3)
-    engine = Engine(pair, max_batch_size=2, max_len=64, policy=policy, speculative_num_steps=3)
+    engine = Engine(
+        pair,
+        max_batch_size=2,
+        max_len=64,
+        policy=policy,
+        speculative_num_steps=3,
+        overlap=overlap,
+    )
     engine.submit([1], 20)
     engine.step()
     status = engine.status()
     assert status["adaptive"] is True
     assert (status["num_running"], status["num_waiting"], status["num_rounds"]) == (1, 0, 1)
+    assert status["num_rounds_in_flight"] == (1 if overlap else 0)
     assert status["controller"]["active_steps"] == status["speculative_num_steps"]
+
+
+# Overlap.
+
+
+def test_overlapping_rounds_stream_the_same_text_one_round_later(pair):
+    prompts = [[9, 8], [1, 2, 3], [200]]
+    pieces, rounds = {}, {}
+    for overlap in (False, True):
+        engine = Engine(
+            pair, max_batch_size=2, max_len=64, speculative_num_steps=3, overlap=overlap
+        )
+        pieces[overlap] = [[] for _ in prompts]
+        for prompt, seen in zip(prompts, pieces[overlap], strict=True):
+            engine.submit(prompt, 20, on_text=seen.append)
+        rounds[overlap] = len([report for report in engine.run() if report.batch_size])
+        assert (engine.idle, engine.worker.num_in_flight, engine.worker.num_reqs) == (True, 0, 0)
+    assert ["".join(p) for p in pieces[True]] == ["".join(p) for p in pieces[False]]
+    assert rounds[True] > rounds[False], "nothing ran ahead"
+
+
+def test_a_step_launches_the_next_round_before_it_waits(pair):
+    engine = Engine(pair, max_batch_size=2, max_len=64, speculative_num_steps=3, overlap=True)
+    engine.submit([1, 2], 30)
+    order = []
+    worker = engine.worker
+    launch, collect = worker.launch, worker.collect
+    worker.launch = lambda: (order.append("launch"), launch())[1]
+    worker.collect = lambda: (order.append("collect"), collect())[1]
+    for _ in range(3):
+        engine.step()
+    assert order == ["launch", "launch", "collect", "launch", "collect", "launch", "collect"]
+
+
+def test_tokens_in_flight_of_a_retracted_request_are_not_used_twice(pair):
+    # It joins again while a round that it ran in before is still in flight.
+    engine = Engine(pair, max_batch_size=2, max_len=64, speculative_num_steps=3, overlap=True)
+    requests = [engine.submit([i, 4], 25) for i in range(2)]
+    for index in (0, 1, 1, 0):
+        engine.step()
+        engine.retract(requests[index])
+        assert engine.worker.num_in_flight == 1
+    engine.run()
+    for i, request in enumerate(requests):
+        assert request.output_ids == reference(pair, [i, 4], 25)
+
+
+def test_aborting_the_last_request_leaves_no_round_in_flight(pair):
+    engine = Engine(pair, max_batch_size=2, max_len=64, speculative_num_steps=3, overlap=True)
+    request = engine.submit([1, 2], 30)
+    engine.step()
+    assert engine.worker.num_in_flight == 1
+    engine.abort(request)
+    assert engine.worker.num_in_flight == 0
+    assert request.output_ids == reference(pair, [1, 2], len(request.output_ids))
+
+
+def test_a_step_that_fails_can_be_repeated(pair, make_engine, monkeypatch):
+    engine = make_engine()
+    request = engine.submit([1, 2], 20)
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.target, "logits", lambda *a, **k: 1 / 0)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                engine.step()
+    engine.run()
+    assert request.output_ids == reference(pair, [1, 2], 20)
 
 
 # Arguments.
@@ -252,8 +340,8 @@ def test_status_says_what_runs(pair):
         ({"stop_strings": [1]}, TypeError, "stop_strings"),
     ],
 )
-def test_a_bad_request_is_refused_before_anything_is_queued(pair, arguments, error, text):
-    engine = make_engine(pair)
+def test_a_bad_request_is_refused_before_anything_is_queued(make_engine, arguments, error, text):
+    engine = make_engine()
     arguments = {"prompt": [1], "max_new_tokens": 4} | arguments
     with pytest.raises(error, match=text):
         engine.submit(**arguments)
@@ -265,7 +353,7 @@ def test_a_bad_request_is_refused_before_anything_is_queued(pair, arguments, err
     assert engine.idle
 
 
-def test_text_needs_a_tokenizer():
+def test_text_needs_a_tokenizer(make_engine):
     engine = make_engine(agreeing_pair(0.3))
     with pytest.raises(ValueError, match="prompt: .* no tokenizer"):
         engine.submit("text", 4)
@@ -278,7 +366,7 @@ def test_text_needs_a_tokenizer():
         request.text  # noqa: B018
 
 
-def test_requests_of_another_engine_are_refused(pair):
-    request = make_engine(pair).submit([1], 4)
+def test_requests_of_another_engine_are_refused(make_engine):
+    request = make_engine().submit([1], 4)
     with pytest.raises(ValueError, match="not submitted to this engine"):
-        make_engine(pair).abort(request)
+        make_engine().abort(request)

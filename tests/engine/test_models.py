@@ -254,6 +254,14 @@ def test_a_row_that_overflowed_is_safe_after_clearing(sequence):
     torch.testing.assert_close(got, sequence.full()[rows], rtol=1e-10, atol=1e-12)
 
 
+def test_clearing_a_part_of_a_row_leaves_the_rest_alone():
+    cache = KVCache(2, 3, 8, 2, 4)
+    cache.data.fill_(1.0)
+    cache.clear_row(1, 5)
+    assert not cache.data[:, 1, :5].any()
+    assert cache.data.sum() == cache.data[:, 0].numel() * 3 - cache.data[:, 1, :5].numel()
+
+
 def test_a_copied_row_continues_like_its_source(sequence):
     cache = sequence.model.make_cache(4, 48)
     sequence.run(sequence.ids, 0, 20, cache, 20)
@@ -352,6 +360,7 @@ def test_draft_checks_its_hidden_states_and_its_target():
         ("dst", lambda c: c.copy_row(0, -1, 1)),
         ("length", lambda c: c.copy_row(0, 1, 9)),
         ("row", lambda c: c.clear_row(3)),
+        ("length", lambda c: c.clear_row(0, 9)),
         ("max_len", lambda c: KVCache(1, 1, 0, 1, 1)),
     ],
 )

@@ -1,361 +1,357 @@
-// Random calls of the ops for the kernel tests. Tensors are heap blocks of exactly the size that
-// the op may use, filled with a sentinel wherever nothing else belongs, so that AddressSanitizer
-// sees a stray read and a comparison of blocks a stray write. Each call exists twice, on equal
-// memory: once for the CPU launcher, once for the kernel.
+// Random calls of the ops, well-formed and not, as launchers get them: the binding has checked
+// shapes and strides, and nothing about values.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <random>
 #include <vector>
 
 #include "params.h"
-#include "rows.h"
+#include "records.h"
+#include "round.h"
+#include "tensors.h"
 
-namespace cases {
+namespace kernel_cases {
 
 using namespace adaptive_spec;
 
-class Random {
- public:
-  explicit Random(uint64_t seed) : engine_(seed) {}
-
-  uint64_t bits() { return engine_(); }
-  int64_t below(int64_t bound) {
-    return static_cast<int64_t>(engine_() % static_cast<uint64_t>(bound));
-  }
-  int64_t between(int64_t low, int64_t high) { return low + below(high - low + 1); }
-  bool one_in(int64_t n) { return below(n) == 0; }
-  // Mostly small numbers, so that links and matches happen, and sometimes the worst there are.
-  int64_t index(int64_t typical, bool malformed) {
-    constexpr int64_t kExtreme[] = {std::numeric_limits<int64_t>::min(),
-                                    std::numeric_limits<int64_t>::max(),
-                                    int64_t{1} << 31,
-                                    (int64_t{1} << 31) - 1,
-                                    int64_t{1} << 32,
-                                    -1,
-                                    -2};
-    if (malformed && one_in(12)) return kExtreme[below(std::size(kExtreme))];
-    return below(std::max<int64_t>(typical, 1));
-  }
-
- private:
-  std::mt19937_64 engine_;
-};
-
-// The memory of one side of a comparison.
-class Memory {
- public:
-  template <typename T>
-  T* add(int64_t count, int64_t offset = 0) {
-    const size_t size = static_cast<size_t>(count + offset) * sizeof(T);
-    blocks_.push_back({std::make_unique<std::byte[]>(size), size});
-    std::memset(blocks_.back().data.get(), 0xB3, size);
-    return reinterpret_cast<T*>(blocks_.back().data.get()) + offset;
-  }
-  void copy_from(const Memory& other) {
-    for (size_t i = 0; i < blocks_.size(); ++i) {
-      std::memcpy(blocks_[i].data.get(), other.blocks_[i].data.get(), blocks_[i].size);
-    }
-  }
-  // The number of the first block that differs, or -1.
-  int first_difference(const Memory& other) const {
-    for (size_t i = 0; i < blocks_.size(); ++i) {
-      if (std::memcmp(blocks_[i].data.get(), other.blocks_[i].data.get(), blocks_[i].size) != 0) {
-        return static_cast<int>(i);
-      }
-    }
-    return -1;
-  }
-
- private:
-  struct Block {
-    std::unique_ptr<std::byte[]> data;
-    size_t size;
-  };
-  std::vector<Block> blocks_;
-};
-
-// Tensors of one call. The same sequence of requests on the other side gives the same layout, so
-// `random` must be in the same state for both.
-class Builder {
- public:
-  Builder(Memory& memory, Random& random) : memory_(memory), random_(random) {}
-
-  template <typename T>
-  Vector<T> vector(int64_t size) {
-    const int64_t stride = random_.between(1, 2);
-    return {memory_.add<std::remove_const_t<T>>(size == 0 ? 0 : (size - 1) * stride + 1), stride};
-  }
-  template <typename T>
-  Matrix<T> matrix(int64_t rows, int64_t cols) {
-    const int64_t col_stride = random_.between(1, 2);
-    const int64_t row_stride = cols * col_stride + random_.below(3);
-    const int64_t size =
-        rows == 0 || cols == 0 ? 0 : (rows - 1) * row_stride + (cols - 1) * col_stride + 1;
-    return {memory_.add<std::remove_const_t<T>>(size), row_stride, col_stride};
-  }
-  Memory& memory() { return memory_; }
-  Random& random() { return random_; }
-
- private:
-  Memory& memory_;
-  Random& random_;
-};
-
-template <typename T, typename Fill>
-void fill(const Vector<const T>& vector, int64_t size, const Fill& value) {
-  for (int64_t i = 0; i < size; ++i) const_cast<T&>(vector[i]) = static_cast<T>(value());
-}
-template <typename T, typename Fill>
-void fill(const Matrix<const T>& matrix, int64_t rows, int64_t cols, const Fill& value) {
-  for (int64_t i = 0; i < rows; ++i) fill<T>(matrix.row(i), cols, value);
-}
-
-struct Sizes {
+// What a call is like, apart from its values.
+struct Traits {
   int64_t batch_size;
   int64_t num_steps;
-  bool malformed;
+  int64_t num_live;
+  const int32_t* num_reqs;
+  bool is_malformed;
 };
 
-inline Sizes any_sizes(Random& random, int64_t max_batch, int64_t max_steps) {
-  // Steps mostly below a warp's worth of lanes, sometimes beyond what it keeps in registers.
-  const int64_t steps = random.one_in(8) ? max_steps : std::min<int64_t>(max_steps, 9);
-  // Mostly few requests, now and then more than a block has lanes, or none.
-  const int64_t few = std::min<int64_t>(max_batch, 20);
-  return {random.one_in(20) ? 0 : random.between(1, random.one_in(4) ? max_batch : few),
-          random.between(0, steps), random.one_in(3)};
+// A small number, or the worst there are.
+inline int64_t any_int64(Random& random, int64_t typical, bool is_malformed) {
+  if (!is_malformed || !random.one_in(10)) return random.below(std::max<int64_t>(typical, 1));
+  constexpr int64_t kTwo31 = int64_t{1} << 31;
+  return random.any_of({std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(),
+                        kTwo31, kTwo31 - 1, 2 * kTwo31, -kTwo31, int64_t{-1}, int64_t{-2}, typical,
+                        typical + 1});
 }
 
-inline const int32_t* any_num_reqs(Builder& build, int64_t batch_size) {
-  Random& random = build.random();
-  int32_t* num_reqs = build.memory().add<int32_t>(1);
-  *num_reqs = static_cast<int32_t>(random.between(-1, batch_size + 1));
-  return random.one_in(3) ? nullptr : num_reqs;
-}
-
-inline RoundParams any_round(Builder& build, const Sizes& sizes, int64_t num_verified) {
-  Random& random = build.random();
-  const auto [batch_size, num_steps, malformed] = sizes;
+inline RoundParams any_round(Tensors& tensors, Random& random, const Traits& traits,
+                             int64_t num_verified) {
+  const auto [batch_size, num_steps, num_live, num_reqs, is_malformed] = traits;
+  const auto add = [&]<typename T>(Vector<T>& vector, const char* name) {
+    vector = tensors.vector<T>(name, batch_size, num_live);
+  };
   RoundParams round;
   round.batch_size = batch_size;
   round.num_steps = num_steps;
-  round.num_reqs = any_num_reqs(build, batch_size);
-  if (random.one_in(2)) {
-    round.max_accept = build.vector<const int32_t>(batch_size);
-    fill(round.max_accept, batch_size, [&] { return random.between(-1, num_steps + 1); });
+  round.num_reqs = num_reqs;
+  if (random.one_in(3)) {
+    add(round.max_accept, "max_accept");
+    fill(round.max_accept, num_live, [&] {
+      return random.one_in(9) ? static_cast<int32_t>(random.bits())
+                              : random.between(-1, num_steps + 1);
+    });
   }
   VerifyOutputs& outputs = round.outputs;
-  outputs.accept_token_num = build.vector<int32_t>(batch_size);
-  if (random.one_in(2)) {
-    outputs.accept_lens = build.vector<int32_t>(batch_size);
-    outputs.bonus_tokens = build.vector<int64_t>(batch_size);
-    outputs.select_index = build.vector<int64_t>(batch_size);
-    outputs.seq_lens = build.vector<const int64_t>(batch_size);
-    outputs.new_seq_lens = build.vector<int64_t>(batch_size);
-    fill(outputs.seq_lens, batch_size, [&] { return random.below(1000); });
-  }
-  if (random.one_in(2)) {
-    outputs.accepted_tokens = build.vector<int64_t>(batch_size * (num_steps + 1));
-  }
   outputs.num_verified = num_verified;
+  add(outputs.accept_token_num, "accept_token_num");
+  if (random.one_in(2)) add(outputs.accept_lens, "accept_lens");
+  if (random.one_in(2)) add(outputs.bonus_tokens, "bonus_tokens");
+  if (random.one_in(2)) add(outputs.select_index, "select_index");
+  if (random.one_in(2)) {
+    add(outputs.seq_lens, "seq_lens");
+    add(outputs.new_seq_lens, "new_seq_lens");
+    fill(outputs.seq_lens, num_live, [&] { return random.below(100'000); });
+  }
+  if (random.one_in(2)) {
+    outputs.accepted_tokens = tensors.vector<int64_t>(
+        "accepted_tokens", batch_size * (num_steps + 1), num_live * (num_steps + 1));
+  }
   return round;
 }
 
-inline VerifyTreeParams any_tree(Builder& build, const Sizes& sizes) {
-  Random& random = build.random();
-  const auto [batch_size, num_steps, malformed] = sizes;
-  const int64_t num_nodes = random.one_in(6) ? random.between(30, 100) : random.between(1, 14);
-  VerifyTreeParams params{any_round(build, sizes, num_nodes), {}};
+// Trees in which most walks go deep: a node's target is mostly the token of one of its children.
+inline VerifyTreeParams any_tree(Tensors& tensors, Random& random, const Traits& traits,
+                                 int64_t num_nodes) {
+  const auto [batch_size, num_steps, num_live, num_reqs, is_malformed] = traits;
+  VerifyTreeParams params{any_round(tensors, random, traits, num_nodes), {}};
   TreeBatch& tree = params.tree;
-  tree.num_nodes = num_nodes;
-  tree.predicts = build.vector<int32_t>(batch_size * num_nodes);
-  tree.accept_index = build.matrix<int32_t>(batch_size, num_steps + 1);
-  tree.candidates = build.matrix<const int64_t>(batch_size, num_nodes);
-  tree.retrive_index = build.matrix<const int64_t>(batch_size, num_nodes);
-  tree.retrive_next_token = build.matrix<const int64_t>(batch_size, num_nodes);
-  tree.retrive_next_sibling = build.matrix<const int64_t>(batch_size, num_nodes);
-  tree.target_predict = build.matrix<const int64_t>(batch_size, num_nodes);
-  const auto at = [](const Matrix<const int64_t>& m, int64_t b, int64_t i) -> int64_t& {
-    return const_cast<int64_t&>(m.at(b, i));
+  const auto input = [&](const char* name) {
+    return tensors.matrix<const int64_t>(name, batch_size, num_nodes, num_live);
   };
-  for (int64_t b = 0; b < batch_size; ++b) {
-    for (int64_t i = 0; i < num_nodes; ++i) {
-      at(tree.candidates, b, i) = random.index(3, malformed);
-      at(tree.target_predict, b, i) = random.index(3, malformed);
-      at(tree.retrive_index, b, i) = b * num_nodes + i;
-      at(tree.retrive_next_token, b, i) = -1;
-      at(tree.retrive_next_sibling, b, i) = -1;
+  tree.num_nodes = num_nodes;
+  tree.predicts = tensors.vector<int32_t>("predicts", batch_size * num_nodes, num_live * num_nodes);
+  tree.accept_index = tensors.matrix<int32_t>("accept_index", batch_size, num_steps + 1, num_live);
+  tree.candidates = input("candidates");
+  tree.retrive_index = input("retrive_index");
+  tree.retrive_next_token = input("retrive_next_token");
+  tree.retrive_next_sibling = input("retrive_next_sibling");
+  tree.target_predict = input("target_predict");
+
+  // Flat ids in any order, each once: two requests that write to one place have no defined result.
+  std::vector<int64_t> flat_ids(static_cast<size_t>(num_live * num_nodes));
+  for (size_t i = 0; i < flat_ids.size(); ++i) flat_ids[i] = static_cast<int64_t>(i);
+  const bool is_permuted = !is_malformed && random.one_in(3);
+  if (is_permuted) {
+    for (size_t i = flat_ids.size(); i > 1; --i) {
+      std::swap(flat_ids[i - 1],
+                flat_ids[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
     }
+  }
+  const bool is_chain = random.one_in(4);
+  for (int64_t b = 0; b < num_live; ++b) {
+    for (int64_t i = 0; i < num_nodes; ++i) {
+      entry(tree.candidates, b, i) = any_int64(random, 3, is_malformed);
+      entry(tree.retrive_index, b, i) = flat_ids[static_cast<size_t>(b * num_nodes + i)];
+      entry(tree.retrive_next_token, b, i) = -1;
+      entry(tree.retrive_next_sibling, b, i) = -1;
+    }
+  }
+  for (int64_t b = 0; b < num_live; ++b) {
+    // By flat id, wherever that lies.
+    fill(tree.target_predict.row(b), num_nodes, [&] { return any_int64(random, 3, is_malformed); });
+  }
+  for (int64_t b = 0; b < num_live; ++b) {
     for (int64_t i = 1; i < num_nodes; ++i) {
-      const int64_t parent = random.between(std::max<int64_t>(0, i - 4), i - 1);
-      at(tree.retrive_next_sibling, b, i) = tree.retrive_next_token.at(b, parent);
-      at(tree.retrive_next_token, b, parent) = i;
+      const int64_t parent = is_chain ? i - 1 : random.between(std::max<int64_t>(0, i - 5), i - 1);
+      entry(tree.retrive_next_sibling, b, i) = tree.retrive_next_token.at(b, parent);
+      entry(tree.retrive_next_token, b, parent) = i;
+      const int64_t parent_id = tree.retrive_index.at(b, parent);
+      if (!random.one_in(4)) {
+        entry(tree.target_predict, parent_id / num_nodes, parent_id % num_nodes) =
+            tree.candidates.at(b, i);
+      }
     }
-    if (!malformed) continue;
+    if (!is_malformed) continue;
     for (int64_t i = 0; i < num_nodes; ++i) {
-      if (random.one_in(10)) at(tree.retrive_next_token, b, i) = random.index(num_nodes + 1, true);
-      if (random.one_in(5)) at(tree.retrive_next_sibling, b, i) = random.index(num_nodes + 1, true);
-      if (random.one_in(20)) at(tree.retrive_index, b, i) = random.index(2 * num_nodes, true);
-      // Two requests writing to one place would have no defined result.
-      const int64_t flat_id = tree.retrive_index.at(b, i);
-      const bool is_foreign =
-          flat_id >= 0 && flat_id < batch_size * num_nodes && flat_id / num_nodes != b;
-      if (is_foreign) at(tree.retrive_index, b, i) = -1;
+      // Cycles, links out of the tree, ids of nowhere and ids that occur twice.
+      const auto link = [&] { return any_int64(random, num_nodes, true); };
+      if (random.one_in(10)) entry(tree.retrive_next_token, b, i) = link();
+      if (random.one_in(4)) entry(tree.retrive_next_sibling, b, i) = link();
+      if (random.one_in(12)) {
+        const int64_t id = any_int64(random, num_nodes, true);
+        const bool is_foreign = id >= num_nodes && id < num_live * num_nodes;
+        entry(tree.retrive_index, b, i) =
+            is_foreign || id < 0 || id >= num_nodes ? (is_foreign ? -3 : id) : b * num_nodes + id;
+      }
     }
   }
   return params;
 }
 
-inline VerifyChainParams any_chain(Builder& build, const Sizes& sizes) {
-  Random& random = build.random();
-  const auto [batch_size, num_steps, malformed] = sizes;
-  VerifyChainParams params{any_round(build, sizes, num_steps + 1), {}, {}, {}, 0};
-  params.draft_tokens = build.matrix<const int64_t>(batch_size, num_steps);
-  params.target_predict = build.matrix<const int64_t>(batch_size, num_steps + 1);
-  params.output_width = num_steps + 1 + random.below(40);
-  params.output_token_ids = build.matrix<int32_t>(batch_size, params.output_width);
-  const auto token = [&, malformed = malformed] { return random.index(2, malformed); };
-  fill(params.draft_tokens, batch_size, num_steps, token);
-  fill(params.target_predict, batch_size, num_steps + 1, token);
+// Drafts and targets of few distinct tokens: runs of agreement of all lengths.
+inline VerifyChainParams any_chain(Tensors& tensors, Random& random, const Traits& traits) {
+  const auto [batch_size, num_steps, num_live, num_reqs, is_malformed] = traits;
+  VerifyChainParams params{any_round(tensors, random, traits, num_steps + 1), {}, {}, {}, 0};
+  const int64_t extra = random.one_in(2) ? 0 : random.below(40);
+  params.draft_tokens =
+      tensors.matrix<const int64_t>("draft_tokens", batch_size, num_steps + extra, num_live);
+  params.target_predict =
+      tensors.matrix<const int64_t>("target_predict", batch_size, num_steps + 1 + extra, num_live);
+  params.output_width = num_steps + 1 + extra;
+  params.output_token_ids =
+      tensors.matrix<int32_t>("output_token_ids", batch_size, params.output_width, num_live);
+  for (int64_t b = 0; b < num_live; ++b) {
+    const int64_t variety = random.between(1, 3);
+    const auto token = [&] { return any_int64(random, variety, is_malformed); };
+    fill(params.draft_tokens.row(b), num_steps, token);
+    fill(params.target_predict.row(b), num_steps + 1, token);
+    // The best case, which chance alone does not bring.
+    for (int64_t i = 0; random.one_in(4) && i < num_steps; ++i) {
+      entry(params.draft_tokens, b, i) = params.target_predict.at(b, i);
+    }
+  }
   return params;
 }
 
-// An entry of a row of logits: few distinct values, so that maxima repeat.
-template <typename T>
-T any_logit(Random& random, bool malformed);
+// Logits as bits, of any of the three types.
+template <typename Bits>
+struct Entries;
 template <>
-inline uint16_t any_logit<uint16_t>(Random& random, bool malformed) {
-  // NaN, infinities, a subnormal and zeros, as half and bfloat16 alike.
-  constexpr uint16_t kOdd[] = {0x7fc1, 0xff80, 0xfc00, 0x7c00, 0x0001, 0x8000, 0x0000};
-  if (malformed)
-    return random.one_in(3) ? static_cast<uint16_t>(random.bits()) : kOdd[random.below(7)];
-  return static_cast<uint16_t>(0x3c00 + random.below(4) * 0x80);
-}
+struct Entries<uint16_t> {
+  // Read as half or as bfloat16: NaN of both signs, infinities, subnormals, zeros of both signs.
+  static constexpr uint16_t kOdd[] = {0x7fc1, 0xffff, 0xff80, 0xfc00, 0x7f80, 0x7c00,
+                                      0x0001, 0x8001, 0x0000, 0x8000, 0x7bff, 0xfbff};
+  static constexpr uint16_t kLowest = 0xfc00;
+  static uint16_t ordinary(int64_t k) { return static_cast<uint16_t>(0x3c00 + 0x80 * k); }
+};
 template <>
-inline float any_logit<float>(Random& random, bool malformed) {
-  constexpr float kOdd[] = {NAN, -INFINITY, INFINITY, 1e-42f, -0.0f, 0.0f, 3.0f};
-  if (malformed) return kOdd[random.below(7)];
-  return static_cast<float>(random.below(4));
+struct Entries<uint32_t> {
+  static constexpr uint32_t kOdd[] = {0x7fc00001, 0xffffffff, 0xff800000, 0x7f800000, 0x00000001,
+                                      0x80000001, 0x00000000, 0x80000000, 0x7f7fffff, 0xff7fffff};
+  static constexpr uint32_t kLowest = 0xff800000;
+  static uint32_t ordinary(int64_t k) {
+    return bits_from_float(static_cast<float>(k) * 0.5f - 1.0f);
+  }
+};
+
+template <typename Bits>
+void fill_row(Random& random, Bits* row, int64_t size, bool is_malformed) {
+  using E = Entries<Bits>;
+  const auto odd = [&] { return E::kOdd[random.below(static_cast<int64_t>(std::size(E::kOdd)))]; };
+  // Few distinct values: maxima that occur many times, at any distance.
+  const int64_t variety = random.any_of<int64_t>({1, 2, 2, 9, 60});
+  const bool has_odd = is_malformed && random.one_in(2);
+  for (int64_t i = 0; i < size; ++i) {
+    row[i] = has_odd && random.one_in(4) ? odd() : E::ordinary(random.below(variety));
+  }
+  if (!is_malformed) return;
+  if (random.one_in(6)) std::fill(row, row + size, odd());
+  if (random.one_in(6)) {
+    std::fill(row, row + size, E::kLowest);
+    row[random.below(size)] = odd();
+  }
+  if (random.one_in(6)) {
+    for (int64_t i = 0; i < size; ++i) row[i] = static_cast<Bits>(random.bits());
+  }
 }
 
-inline VerifyChainLogitsParams any_chain_logits(Builder& build, const Sizes& sizes,
-                                                int64_t max_vocab) {
-  Random& random = build.random();
-  const auto [batch_size, num_steps, malformed] = sizes;
+template <typename T>
+int64_t choice(const T* row, int64_t size) {
+  Argmax<float> best;
+  for (int64_t i = 0; i < size; ++i) best.take(comparable(row[i]), i);
+  return best.index;
+}
+
+inline VerifyChainLogitsParams any_chain_logits(Tensors& tensors, Random& random,
+                                                const Traits& traits, LogitsType type,
+                                                int64_t vocab_size) {
+  const auto [batch_size, num_steps, num_live, num_reqs, is_malformed] = traits;
   VerifyChainLogitsParams params;
-  params.round = any_round(build, sizes, num_steps + 1);
-  const int64_t vocab_size =
-      random.one_in(3) ? random.between(1, max_vocab) : random.between(1, 70);
+  params.round = any_round(tensors, random, traits, num_steps + 1);
   params.vocab_size = vocab_size;
-  params.position_stride = vocab_size + random.below(3);
-  params.request_stride = params.position_stride * (num_steps + 1) + random.below(3);
-  params.draft_tokens = build.matrix<const int64_t>(batch_size, num_steps);
-  params.output_width = num_steps + 1 + random.below(3);
-  params.output_token_ids = build.matrix<int32_t>(batch_size, params.output_width);
-  const int64_t size = batch_size == 0 ? 0
-                                       : (batch_size - 1) * params.request_stride +
-                                             num_steps * params.position_stride + vocab_size;
-  const auto generate = [&, malformed = malformed]<typename T>(T* logits) {
+  params.logits_type = type;
+  params.draft_tokens =
+      tensors.matrix<const int64_t>("draft_tokens", batch_size, num_steps, num_live);
+  params.output_width = num_steps + 1 + (random.one_in(2) ? 0 : random.below(40));
+  params.output_token_ids =
+      tensors.matrix<int32_t>("output_token_ids", batch_size, params.output_width, num_live);
+
+  const int64_t num_positions = num_steps + 1;
+  // Positions of a request side by side, or requests of a position; rows one after the other, with
+  // a gap, or, if huge, gigabytes apart.
+  const bool is_by_request = random.one_in(2);
+  const int64_t row_stride = tensors.is_huge()
+                                 ? Tensors::kHugeStride + random.below(9)
+                                 : vocab_size + (random.one_in(2) ? 0 : random.below(9));
+  const int64_t outer = row_stride * (is_by_request ? num_positions : batch_size);
+  params.request_stride = is_by_request ? outer : row_stride;
+  params.position_stride = is_by_request ? row_stride : outer;
+  const int64_t num_rows = batch_size * num_positions;
+  // Only what comes first in memory can be told apart as live by its place.
+  const int64_t num_live_rows = is_by_request ? num_live * num_positions : num_rows;
+  const auto fill_all = [&, malformed = is_malformed]<typename T, typename Bits>(T*, Bits* logits) {
     params.target_logits = logits;
-    for (int64_t b = 0; b < batch_size; ++b) {
-      for (int64_t i = 0; i <= num_steps; ++i) {
-        T* row = logits + b * params.request_stride + i * params.position_stride;
-        // A mixed row, or one of a single kind.
-        const bool is_mixed = !malformed || random.one_in(2);
-        const T same = any_logit<T>(random, malformed);
-        for (int64_t k = 0; k < vocab_size; ++k) {
-          row[k] = is_mixed ? any_logit<T>(random, malformed) : same;
-        }
+    for (int64_t b = 0; b < num_live; ++b) {
+      // By chance alone few drafts would be right.
+      int64_t num_right = random.between(0, 2 * num_steps);
+      for (int64_t i = 0; i < num_positions; ++i) {
+        Bits* row = logits + b * params.request_stride + i * params.position_stride;
+        fill_row(random, row, vocab_size, malformed);
+        if (i == num_steps) break;
+        entry(params.draft_tokens, b, i) = num_right-- > 0
+                                               ? choice(reinterpret_cast<const T*>(row), vocab_size)
+                                               : any_int64(random, vocab_size, malformed);
       }
     }
   };
-  const int64_t misalignment = random.below(8);
-  if (random.one_in(3)) {
-    params.logits_type = LogitsType::kFloat32;
-    generate(build.memory().add<float>(size, misalignment));
-  } else {
-    params.logits_type = random.one_in(2) ? LogitsType::kFloat16 : LogitsType::kBFloat16;
-    generate(build.memory().add<uint16_t>(size, misalignment));
+  const auto rows = [&]<typename Bits>(Bits*) {
+    return tensors.rows<Bits>("target_logits", num_rows, row_stride, vocab_size, num_live_rows);
+  };
+  constexpr uint16_t* k16Bits = nullptr;
+  constexpr uint32_t* k32Bits = nullptr;
+  switch (type) {
+    case LogitsType::kFloat16:
+      fill_all(static_cast<Half*>(nullptr), rows(k16Bits));
+      break;
+    case LogitsType::kBFloat16:
+      fill_all(static_cast<BFloat16*>(nullptr), rows(k16Bits));
+      break;
+    default:
+      fill_all(static_cast<float*>(nullptr), rows(k32Bits));
   }
-  // Drafts that are often right: the reference's choice is the first largest entry.
-  fill(params.draft_tokens, batch_size, num_steps, [&, malformed = malformed] {
-    return random.index(std::min<int64_t>(vocab_size, 3), malformed);
-  });
   return params;
 }
 
-inline UpdateParams any_update(Builder& build, const Sizes& sizes) {
-  Random& random = build.random();
+inline UpdateParams any_update(Tensors& tensors, Random& random, const Traits& traits) {
   UpdateParams params;
-  params.batch_size = sizes.batch_size;
-  params.num_steps = sizes.num_steps;
-  params.num_reqs = any_num_reqs(build, sizes.batch_size);
-  params.accept_token_num = build.vector<const int32_t>(sizes.batch_size);
-  fill(params.accept_token_num, sizes.batch_size, [&] {
-    return sizes.malformed && random.one_in(9) ? static_cast<int32_t>(random.bits())
-                                               : random.between(0, sizes.num_steps);
+  params.batch_size = traits.batch_size;
+  params.num_steps = traits.num_steps;
+  params.num_reqs = traits.num_reqs;
+  params.accept_token_num =
+      tensors.vector<const int32_t>("accept_token_num", traits.batch_size, traits.num_live);
+  fill(params.accept_token_num, traits.num_live, [&] {
+    return traits.is_malformed && random.one_in(5) ? static_cast<int32_t>(random.bits())
+                                                   : random.between(0, traits.num_steps);
   });
   return params;
 }
 
-inline ChainTreeParams any_chain_tree(Builder& build, const Sizes& sizes) {
-  Random& random = build.random();
+inline ChainTreeParams any_chain_tree(Tensors& tensors, Random& random, const Traits& traits,
+                                      int64_t num_nodes) {
+  const auto output = [&](const char* name) {
+    return tensors.matrix<int64_t>(name, traits.batch_size, num_nodes, traits.num_live);
+  };
   ChainTreeParams params;
-  params.batch_size = sizes.batch_size;
-  params.num_nodes = sizes.num_steps + 1;
-  params.num_reqs = any_num_reqs(build, sizes.batch_size);
-  params.retrive_index = build.matrix<int64_t>(params.batch_size, params.num_nodes);
-  params.retrive_next_token = build.matrix<int64_t>(params.batch_size, params.num_nodes);
-  params.retrive_next_sibling = build.matrix<int64_t>(params.batch_size, params.num_nodes);
+  params.batch_size = traits.batch_size;
+  params.num_nodes = num_nodes;
+  params.num_reqs = traits.num_reqs;
+  params.retrive_index = output("retrive_index");
+  params.retrive_next_token = output("retrive_next_token");
+  params.retrive_next_sibling = output("retrive_next_sibling");
   if (random.one_in(2)) {
-    params.positions = build.vector<int64_t>(params.batch_size * params.num_nodes);
-    params.seq_lens = build.vector<const int64_t>(params.batch_size);
-    fill(params.seq_lens, params.batch_size, [&] { return random.below(1000); });
+    params.positions = tensors.vector<int64_t>("positions", traits.batch_size * num_nodes,
+                                               traits.num_live * num_nodes);
+    params.seq_lens = tensors.vector<const int64_t>("seq_lens", traits.batch_size, traits.num_live);
+    fill(params.seq_lens, traits.num_live, [&] { return random.below(100'000); });
   }
   return params;
 }
 
-// An adaptive state and its ring.
-struct State {
-  std::vector<int64_t> words;
-  std::vector<int64_t> ring;
-
+// An adaptive state with its ring, in exactly the memory that it needs.
+class State {
+ public:
   explicit State(Random& random) {
     const int32_t num_slots = static_cast<int32_t>(random.between(1, 3));
-    words.resize(num_state_words(num_slots));
-    StateHeader* header = reinterpret_cast<StateHeader*>(words.data());
-    *header = {kStateMagic, static_cast<int64_t>(words.size()), num_slots, 8, 0, 0, {}};
-    SlotConfig* configs = reinterpret_cast<SlotConfig*>(header + 1);
+    const int32_t ring_depth = static_cast<int32_t>(random.any_of<int64_t>({8, 16}));
+    words_.resize(static_cast<size_t>(num_state_words(num_slots)));
+    ring_.resize(static_cast<size_t>(num_ring_words(ring_depth, num_slots)));
+    StateHeader& header = *reinterpret_cast<StateHeader*>(words_.data());
+    header = {kStateMagic, static_cast<int64_t>(words_.size()), num_slots, ring_depth, 0, 0, {}};
+    SlotConfig* configs = reinterpret_cast<SlotConfig*>(&header + 1);
     for (int32_t slot = 0; slot < num_slots; ++slot) {
       SlotConfig& config = configs[slot];
-      config.ema_alpha = 0.3;
-      config.down_hysteresis = -0.25;
-      config.update_interval = random.between(1, 2);
+      config.ema_alpha = random.any_of({0.2, 0.7, 1.0});
+      config.down_hysteresis = random.any_of({0.0, -0.25});
+      config.ceiling_coeff = random.any_of({0.0, 1.5});
+      config.update_interval = random.between(1, 3);
       config.warmup_batches = random.below(2);
-      config.probe_backoff = 1;
-      config.batch_size = slot + 1;
-      config.num_candidates = 3;
-      config.candidate_steps[0] = 0;
-      config.candidate_steps[1] = 1;
-      config.candidate_steps[2] = 3;
+      config.probe_backoff = random.between(1, 2);
+      config.batch_size = 1 << slot;
+      for (int32_t steps : {0, 1, 2, 3, 5, 9, 17, 40, 64}) {
+        if (random.one_in(2)) config.candidate_steps[config.num_candidates++] = steps;
+      }
+      if (config.num_candidates == 0) config.candidate_steps[config.num_candidates++] = 2;
+      config.initial_index = config.num_candidates / 2;
     }
-    ring.resize(num_ring_words(8, num_slots));
-    reset_state(words.data());
-    seed_ring(words.data(), ring.data());
+    reset_state(words_.data());
+    seed_ring(words_.data(), ring_.data());
   }
   AdaptiveTarget target(int32_t slot) {
-    return {words.data(), ring.data(), static_cast<int64_t>(words.size()),
-            static_cast<int64_t>(ring.size()), slot};
+    return {words_.data(), ring_.data(), static_cast<int64_t>(words_.size()),
+            static_cast<int64_t>(ring_.size()), slot};
   }
   int32_t num_slots() const {
-    return reinterpret_cast<const StateHeader*>(words.data())->num_slots;
+    return reinterpret_cast<const StateHeader*>(words_.data())->num_slots;
   }
+  int32_t steps(int32_t slot) { return StateView(words_.data()).steps(slot); }
+  // Makes it none, and one again.
+  void spoil() { words_[0] ^= 1; }
   bool operator==(const State&) const = default;
+
+ private:
+  std::vector<int64_t> words_;
+  std::vector<int64_t> ring_;
 };
 
-}  // namespace cases
+}  // namespace kernel_cases

@@ -1,102 +1,247 @@
-// The CUDA kernel bodies against the CPU launchers, bit for bit: outputs, untouched memory,
-// adaptive state and ring, on random calls in random launch shapes and orders.
+// The kernel bodies against the CPU launchers: outputs, untouched memory, adaptive state and ring
+// are equal bit for bit, on random calls in random launch shapes and orders, and every counter is
+// back at zero after every launch.
 //
-//   test_kernels NUM_CASES [threads]
+//   test_kernels fibers|threads FIRST_SEED NUM_CASES [tree|chain|logits|update|chain_tree]
 //
-// `threads` runs small cases with a real thread per lane, for ThreadSanitizer.
-#include <sys/mman.h>
+// `threads` runs small cases with a real thread per lane, for ThreadSanitizer. A case depends on
+// its seed alone.
+#include <signal.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
+#include <string>
 
-#include "../cpp/check.h"
-#include "../cpu/launch.h"
+#include "../../csrc/cpu/launch.h"
+#include "atomics.h"
 #include "cases.h"
 #include "cuda_shim.h"
 #include "plan.h"
+#include "rows.h"
 #include "update.cuh"
 #include "verify.cuh"
 #include "verify_logits.cuh"
 
-using namespace adaptive_spec;
-using namespace cases;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+using namespace kernel_cases;
 
 namespace {
 
-bool use_threads = false;
+// What runs now, for whatever ends the process.
+char current_case[200];
 
-cuda_shim::Options engine(Random& random) {
-  return {random.one_in(10) ? 0 : random.bits(), use_threads};
-}
-
-cuda::LaunchShape any_shape(Random& random, const cuda::LaunchShape& usual) {
-  if (!use_threads && random.one_in(4)) return usual;
-  const int64_t max_warps = use_threads ? 2 : 4;
-  return cuda::shape(random.between(1, use_threads ? 3 : 4), 32 * random.between(1, max_warps));
+[[noreturn]] void fail(const std::string& problem) {
+  std::fprintf(stderr, "%s: %s\n", current_case, problem.c_str());
+  std::exit(1);
 }
 
-void launch_cpu(const VerifyTreeParams& params) { cpu::launch_verify_tree_greedy(params); }
-void launch_cpu(const VerifyChainParams& params) { cpu::launch_verify_chain_greedy(params); }
-void launch_cpu(const VerifyChainLogitsParams& params) {
-  cpu::launch_verify_chain_greedy_from_logits(params);
-}
-void launch_cpu(const UpdateParams& params) { cpu::launch_update_and_select(params); }
-void launch_cpu(const ChainTreeParams& params) { cpu::launch_build_chain_tree(params); }
-
-template <typename Params>
-void launch_verify(const Params& params, Random& random) {
-  const cuda::LaunchShape shape = any_shape(random, cuda::verify_shape(params.round.batch_size));
-  cuda_shim::launch<cuda::FinishShared>(
-      shape.num_blocks, shape.num_threads, engine(random),
-      [&](cuda::FinishShared& shared) { cuda::verify_body(params, shared); });
-}
-void launch_kernel(const VerifyTreeParams& params, Random& random) {
-  launch_verify(params, random);
-}
-void launch_kernel(const VerifyChainParams& params, Random& random) {
-  launch_verify(params, random);
+void print_current_case() {
+  [[maybe_unused]] const auto size = write(STDERR_FILENO, current_case, std::strlen(current_case));
 }
 
-template <typename T>
-void launch_logits(const VerifyChainLogitsParams& params, Random& random) {
-  const RoundParams& round = params.round;
-  const int64_t num_rows = round.batch_size * (round.num_steps + 1);
-  // Any number of pieces that the workspace holds and that is not too slow to run here.
-  const int64_t unit = 16 / static_cast<int64_t>(sizeof(T));
-  const int64_t max_pieces = std::clamp<int64_t>(40 / std::max<int64_t>(num_rows, 1), 1, 5);
-  const int64_t size =
-      cuda::ceil_div(cuda::ceil_div(params.vocab_size, random.between(1, max_pieces)), unit) * unit;
-  const cuda::LogitsPlan plan{cuda::ceil_div(params.vocab_size, size), size};
-  const unsigned num_threads = static_cast<unsigned>(32 * random.between(1, use_threads ? 2 : 3));
-  cuda_shim::launch<cuda::LogitsShared>(
-      static_cast<unsigned>(std::max<int64_t>(num_rows * plan.num_pieces, 1)), num_threads,
-      engine(random),
-      [&](cuda::LogitsShared& shared) { cuda::verify_logits_body<T>(params, plan, shared); });
+void name_the_case_on_death() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  __sanitizer_set_death_callback(print_current_case);
+#else
+  struct sigaction action{};
+  action.sa_handler = [](int) {
+    print_current_case();
+    const char text[] = ": fault\n";
+    [[maybe_unused]] const auto size = write(STDERR_FILENO, text, sizeof text - 1);
+    _exit(1);
+  };
+  sigaction(SIGSEGV, &action, nullptr);
+  sigaction(SIGBUS, &action, nullptr);
+#endif
 }
-void launch_kernel(const VerifyChainLogitsParams& params, Random& random) {
-  switch (params.logits_type) {
-    case LogitsType::kFloat16:
-      return launch_logits<Half>(params, random);
-    case LogitsType::kBFloat16:
-      return launch_logits<BFloat16>(params, random);
-    default:
-      return launch_logits<float>(params, random);
+
+class Case {
+ public:
+  Case(uint64_t seed, bool threads) : random_(seed), threads_(threads) {}
+
+  Random& random() { return random_; }
+  int64_t up_to(int64_t fibers, int64_t threads) {
+    return random_.between(0, threads_ ? threads : fibers);
   }
+
+  template <typename Shared, typename Body>
+  void launch(const cuda::LaunchShape& shape, const Body& body) {
+    const uint64_t seed = random_.one_in(10) ? 0 : random_.bits();
+    cuda_shim::launch<Shared>(shape.num_blocks, shape.num_threads, {seed, threads_}, body);
+  }
+  // Mostly a shape that no launcher would choose.
+  cuda::LaunchShape any_shape(const cuda::LaunchShape& usual) {
+    if (!threads_ && random_.one_in(4)) return usual;
+    return cuda::shape(random_.between(1, threads_ ? 3 : 6), any_num_threads());
+  }
+  int64_t any_num_threads() {
+    const int64_t max_warps = threads_ ? 2 : random_.any_of<int64_t>({1, 2, 2, 3, 8});
+    return 32 * random_.between(1, max_warps);
+  }
+  bool threads() const { return threads_; }
+
+ private:
+  Random random_;
+  bool threads_;
+};
+
+struct Sizes {
+  int64_t batch_size;
+  int64_t num_steps;
+};
+
+// Calls whose rows are far apart are small: each element has a page of its own.
+Sizes any_sizes(Case& test, bool is_huge, int64_t max_steps) {
+  Random& random = test.random();
+  if (is_huge) return {random.between(2, 3), random.between(0, 2)};
+  const int64_t steps = random.one_in(4) ? max_steps : std::min<int64_t>(max_steps, 7);
+  return {random.one_in(3) ? test.up_to(70, 6) : test.up_to(9, 3), test.up_to(steps, 3)};
 }
 
-void launch_kernel(const UpdateParams& params, Random& random) {
-  const unsigned num_threads = static_cast<unsigned>(32 * random.between(1, 3));
-  cuda_shim::launch<cuda::FinishShared>(
-      1, num_threads, engine(random),
-      [&](cuda::FinishShared& shared) { cuda::update_body(params, shared); });
-}
-void launch_kernel(const ChainTreeParams& params, Random& random) {
-  struct Nothing {};
-  const cuda::LaunchShape shape = any_shape(random, {2, 64});
-  cuda_shim::launch<Nothing>(shape.num_blocks, shape.num_threads, engine(random),
-                             [&](Nothing&) { cuda::chain_tree_body(params); });
-}
+// An op says: the sizes of a call, how it is made, which runs twice with equal
+// arguments, and how it is launched on either side.
+struct TreeOp {
+  using Params = VerifyTreeParams;
+  Sizes sizes;
+  int64_t num_nodes;
+
+  TreeOp(Case& test, bool is_huge) : sizes(any_sizes(test, is_huge, 20)) {
+    Random& random = test.random();
+    num_nodes = 1 + (is_huge ? random.below(3) : test.up_to(random.one_in(4) ? 69 : 12, 6));
+  }
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_tree(tensors, random, traits, num_nodes);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_verify_tree_greedy(params); }
+  void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
+    test.launch<cuda::FinishShared>(
+        shape, [&](cuda::FinishShared& shared) { cuda::verify_body(params, shared); });
+  }
+  cuda::LaunchShape shape(Case& test) const {
+    return test.any_shape(cuda::verify_shape(sizes.batch_size));
+  }
+};
+
+struct ChainOp {
+  using Params = VerifyChainParams;
+  Sizes sizes;
+
+  ChainOp(Case& test, bool is_huge) : sizes(any_sizes(test, is_huge, 66)) {}
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_chain(tensors, random, traits);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_verify_chain_greedy(params); }
+  void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
+    test.launch<cuda::FinishShared>(
+        shape, [&](cuda::FinishShared& shared) { cuda::verify_body(params, shared); });
+  }
+  cuda::LaunchShape shape(Case& test) const {
+    return test.any_shape(cuda::verify_shape(sizes.batch_size));
+  }
+};
+
+struct LogitsOp {
+  using Params = VerifyChainLogitsParams;
+  Sizes sizes;
+  LogitsType type;
+  int64_t vocab_size;
+  cuda::LogitsPlan plan;
+
+  LogitsOp(Case& test, bool is_huge) {
+    Random& random = test.random();
+    type = random.any_of({LogitsType::kFloat16, LogitsType::kBFloat16, LogitsType::kFloat32});
+    sizes = any_sizes(test, is_huge, 66);
+    // All blocks of a launch are there at once, so not too many.
+    const int64_t max_rows = test.threads() ? 6 : random.one_in(10) ? 80 : 16;
+    if (sizes.batch_size * (sizes.num_steps + 1) > max_rows) {
+      if (random.one_in(2)) {
+        sizes.batch_size = max_rows / (sizes.num_steps + 1);
+      } else {
+        sizes.num_steps = std::max<int64_t>(max_rows / sizes.batch_size - 1, 0);
+      }
+    }
+    vocab_size = 1 + (random.one_in(2)   ? random.below(40)
+                      : random.one_in(5) ? test.up_to(5000, 400)
+                                         : test.up_to(600, 200));
+    const int64_t entry_size = type == LogitsType::kFloat32 ? 4 : 2;
+    const int64_t num_rows = std::max<int64_t>(sizes.batch_size * (sizes.num_steps + 1), 1);
+    if (random.one_in(3)) {
+      // As it would be on a device of a few multiprocessors.
+      plan = cuda::logits_plan(sizes.batch_size, vocab_size, entry_size, random.between(1, 9));
+    } else {
+      const int64_t max_pieces = std::clamp<int64_t>(max_rows / num_rows, 1, 6);
+      const int64_t unit = random.one_in(3) ? 1 : 16 / entry_size;
+      const int64_t size = cuda::ceil_div(vocab_size, random.between(1, max_pieces));
+      plan.piece_size = cuda::ceil_div(size, unit) * unit;
+      plan.num_pieces = cuda::ceil_div(vocab_size, plan.piece_size);
+    }
+  }
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_chain_logits(tensors, random, traits, type, vocab_size);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_verify_chain_greedy_from_logits(params); }
+  void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
+    test.launch<cuda::LogitsShared>(shape, [&](cuda::LogitsShared& shared) {
+      switch (type) {
+        case LogitsType::kFloat16:
+          return cuda::verify_logits_body<Half>(params, plan, shared);
+        case LogitsType::kBFloat16:
+          return cuda::verify_logits_body<BFloat16>(params, plan, shared);
+        default:
+          return cuda::verify_logits_body<float>(params, plan, shared);
+      }
+    });
+  }
+  cuda::LaunchShape shape(Case& test) const {
+    const int64_t num_blocks = sizes.batch_size * (sizes.num_steps + 1) * plan.num_pieces;
+    const bool is_usual = !test.threads() && num_blocks < 10 && test.random().one_in(5);
+    return cuda::shape(std::max<int64_t>(num_blocks, 1),
+                       is_usual ? cuda::kLogitsThreads : test.any_num_threads());
+  }
+};
+
+struct UpdateOp {
+  using Params = UpdateParams;
+  Sizes sizes;
+
+  UpdateOp(Case& test, bool is_huge) : sizes(any_sizes(test, is_huge, 64)) {}
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_update(tensors, random, traits);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_update_and_select(params); }
+  void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
+    test.launch<cuda::FinishShared>(
+        shape, [&](cuda::FinishShared& shared) { cuda::update_body(params, shared); });
+  }
+  cuda::LaunchShape shape(Case& test) const {
+    if (test.random().one_in(2)) return cuda::update_shape(sizes.batch_size);
+    return cuda::shape(1, test.any_num_threads());
+  }
+};
+
+struct ChainTreeOp {
+  using Params = ChainTreeParams;
+  Sizes sizes;
+
+  ChainTreeOp(Case& test, bool is_huge) : sizes(any_sizes(test, is_huge, 66)) {}
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_chain_tree(tensors, random, traits, sizes.num_steps + 1);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_build_chain_tree(params); }
+  void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
+    struct Nothing {};
+    test.launch<Nothing>(shape, [&](Nothing&) { cuda::chain_tree_body(params); });
+  }
+  cuda::LaunchShape shape(Case& test) const {
+    return test.any_shape(cuda::chain_tree_shape(sizes.batch_size, sizes.num_steps + 1));
+  }
+};
 
 template <typename Params>
 AdaptiveTarget* adaptive_of(Params& params) {
@@ -109,127 +254,145 @@ AdaptiveTarget* adaptive_of(Params& params) {
   }
 }
 
-// A few launches one after the other on the same state and workspace, as replays of a graph are.
-template <typename Generate>
-void run_case(uint64_t seed, const char* op, const Generate& generate) {
-  Random random(seed);
-  std::optional<State> on_cpu, on_device;
-  if (random.one_in(2) || std::strcmp(op, "update") == 0) on_cpu = on_device = State(random);
-  // One workspace for launches of any size.
-  constexpr int64_t kMaxBatch = 300, kMaxPositions = 70;
-  static std::vector<int64_t> workspace(Workspace::num_words(kMaxBatch, kMaxPositions));
+// A few launches one after the other, on the same state and workspace, as replays of graphs are.
+template <typename Op>
+class Replays {
+ public:
+  explicit Replays(Case& test) : test_(test) {
+    if (test.random().one_in(2)) cpu_state_ = device_state_ = State(test.random());
+  }
 
-  const int64_t num_launches = random.between(1, 3);
-  for (int64_t launch = 0; launch < num_launches; ++launch) {
-    Memory cpu_memory, device_memory;
-    const uint64_t layout = random.bits();
-    Random cpu_random(layout), device_random(layout);
-    Builder cpu_build(cpu_memory, cpu_random), device_build(device_memory, device_random);
-    auto cpu_params = generate(cpu_build);
-    auto device_params = generate(device_build);
-    CHECK(device_memory.first_difference(cpu_memory) == -1);
-    if (on_cpu && adaptive_of(cpu_params) != nullptr) {
-      const int32_t slot = static_cast<int32_t>(random.below(on_cpu->num_slots()));
-      *adaptive_of(cpu_params) = on_cpu->target(slot);
-      *adaptive_of(device_params) = on_device->target(slot);
+  void run() {
+    const int64_t num_launches = test_.random().between(1, 3);
+    for (int64_t i = 0; i < num_launches; ++i) launch();
+  }
+
+ private:
+  using Params = typename Op::Params;
+
+  void launch() {
+    Random& random = test_.random();
+    const Layout layout{random.bits(), random.one_in(2), random.one_in(12)};
+    Op op(test_, layout.is_huge);
+    AdaptiveTarget cpu_target, device_target;
+    // A tensor that is no state, or a slot that it does not have, is left as it is.
+    const bool is_spoilt = random.one_in(30);
+    if (cpu_state_) {
+      const auto slot =
+          static_cast<int32_t>(random.below(cpu_state_->num_slots() + random.one_in(30)));
+      cpu_target = cpu_state_->target(slot);
+      device_target = device_state_->target(slot);
+      if (is_usable(cpu_target) && random.one_in(2)) use_slot_steps(op, slot);
+      if (is_spoilt) spoil_states();
     }
+    const auto shape = op.shape(test_);
+
+    const int64_t batch_size = op.sizes.batch_size;
+    const auto num_reqs = static_cast<int32_t>(random.between(-2, batch_size + 2));
+    Traits traits{batch_size, op.sizes.num_steps, 0, &num_reqs, random.one_in(3)};
+    if (random.one_in(3)) traits.num_reqs = nullptr;
+    traits.num_live = num_live_rows(traits.num_reqs, batch_size);
+
+    Tensors cpu_tensors(layout), device_tensors(layout);
+    const uint64_t values = random.bits();
+    Random cpu_values(values), device_values(values);
+    Params cpu_params = op.make(cpu_tensors, cpu_values, traits);
+    Params device_params = op.make(device_tensors, device_values, traits);
+    if (!device_tensors.difference(cpu_tensors).empty()) fail("the two calls are not the same");
+    if (AdaptiveTarget* target = adaptive_of(cpu_params)) *target = cpu_target;
+    if (AdaptiveTarget* target = adaptive_of(device_params)) *target = device_target;
     if constexpr (requires { device_params.round; }) {
-      device_params.round.workspace =
-          Workspace(workspace.data(), static_cast<int64_t>(workspace.size()));
+      device_params.round.workspace = workspace(device_params, shape);
+      if (cpu_state_ && !is_usable(cpu_target)) {
+        // Then no block is the last of several, and the tokens stay where they are.
+        cpu_params.round.outputs.accepted_tokens = {};
+        device_params.round.outputs.accepted_tokens = {};
+      }
     }
-    launch_cpu(cpu_params);
-    launch_kernel(device_params, random);
 
-    const int different = device_memory.first_difference(cpu_memory);
-    const bool states_differ = on_cpu != on_device;
-    const bool is_reset = std::all_of(workspace.begin(), workspace.begin() + workspace.size() / 4,
-                                      [](int64_t word) { return word == 0; });
-    if (different != -1 || states_differ || !is_reset) {
-      std::fprintf(stderr, "%s, seed %llu, launch %lld: %s (tensor %d)\n", op,
-                   static_cast<unsigned long long>(seed), static_cast<long long>(launch),
-                   different != -1 ? "outputs differ"
-                   : states_differ ? "states differ"
-                                   : "counters are not back at zero",
-                   different);
-      std::exit(1);
+    cpu_tensors.forbid_padding(true);
+    device_tensors.forbid_padding(true);
+    op.on_cpu(cpu_params);
+    op.on_device(test_, device_params, shape);
+    cpu_tensors.forbid_padding(false);
+    device_tensors.forbid_padding(false);
+
+    const std::string different = device_tensors.difference(cpu_tensors);
+    if (!different.empty()) fail("`" + different + "` differs from the CPU op's");
+    // The pending sums and the ticket are part of the state, and zero on the CPU.
+    if (device_state_ != cpu_state_) fail("the state or the ring differs from the CPU op's");
+    const auto counters_end =
+        workspace_.begin() + static_cast<std::ptrdiff_t>(workspace_.size() / 4);
+    if (std::any_of(workspace_.begin(), counters_end, [](int64_t word) { return word != 0; })) {
+      fail("a counter of the workspace is not back at zero");
     }
+    if (cpu_state_ && is_spoilt) spoil_states();
   }
-}
 
-void run_any_case(uint64_t seed) {
-  const int64_t max_batch = use_threads ? 6 : 300;
-  const auto sized = [&](const auto& make, int64_t batch, int64_t steps) {
-    return [make, batch, steps](Builder& build) {
-      return make(build, any_sizes(build.random(), batch, steps));
-    };
-  };
-  switch (seed % 5) {
-    case 0:
-      return run_case(seed, "tree", sized(any_tree, max_batch, 20));
-    case 1:
-      return run_case(seed, "chain", sized(any_chain, max_batch, 66));
-    case 2:
-      return run_case(seed, "logits",
-                      sized(
-                          [](Builder& build, const Sizes& sizes) {
-                            return any_chain_logits(build, sizes, use_threads ? 300 : 5000);
-                          },
-                          use_threads ? 3 : 6, 5));
-    case 3:
-      return run_case(seed, "update", sized(any_update, max_batch, 64));
-    default:
-      return run_case(seed, "chain tree", sized(any_chain_tree, max_batch, 66));
+  void spoil_states() {
+    cpu_state_->spoil();
+    device_state_->spoil();
   }
-}
 
-// Rows gigabytes apart, in address space of which only the touched pages exist. An offset that was
-// computed in 32 bits would hit another row, or nothing.
-void test_offsets_beyond_32_bits() {
-  constexpr int64_t kStride = (int64_t{1} << 31) + 4097;  // elements
-  constexpr int64_t kRows = 4, kVocab = 100, kSteps = 1;
-  constexpr size_t kBytes = (kRows * kStride + kVocab) * sizeof(uint16_t);
-  void* space = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  CHECK(space != MAP_FAILED);
-  uint16_t* logits = static_cast<uint16_t*>(space);
-  for (int64_t row = 0; row < kRows; ++row) {
-    for (int64_t k = 0; k < kVocab; ++k) logits[row * kStride + k] = 0x3c00;
-    logits[row * kStride + 10 + row] = 0x4000;
+  // Else nearly every sample would be stale.
+  void use_slot_steps(Op& op, int32_t slot) {
+    const int32_t steps = cpu_state_->steps(slot);
+    if (steps <= op.sizes.num_steps) op.sizes.num_steps = steps;
   }
-  for (const auto& [request_stride, position_stride] :
-       {std::pair{2 * kStride, kStride}, std::pair{kStride, 2 * kStride}}) {
-    const int64_t drafts[] = {10, 10};
-    int32_t tokens[4], counts[2];
-    std::vector<int64_t> workspace(Workspace::num_words(2, 2));
-    VerifyChainLogitsParams params;
-    params.round.batch_size = 2;
-    params.round.num_steps = kSteps;
-    params.round.outputs.accept_token_num = {counts};
-    params.round.workspace = Workspace(workspace.data(), static_cast<int64_t>(workspace.size()));
-    params.draft_tokens = {drafts, 1, 1};
-    params.target_logits = logits;
-    params.request_stride = request_stride;
-    params.position_stride = position_stride;
-    params.vocab_size = kVocab;
-    params.logits_type = LogitsType::kBFloat16;
-    params.output_token_ids = {tokens, 2, 1};
-    params.output_width = 2;
-    Random random(5);
-    launch_kernel(params, random);
-    const int32_t second = 10 + static_cast<int32_t>(position_stride / kStride);
-    const int32_t other = 10 + static_cast<int32_t>(request_stride / kStride);
-    CHECK(tokens[0] == 10 && tokens[1] == second && counts[0] == 1);
-    CHECK(tokens[2] == other && tokens[3] == -1 && counts[1] == 0);
+
+  Workspace workspace(const Params& params, const cuda::LaunchShape& shape) {
+    constexpr bool kIsLogits = std::is_same_v<Op, LogitsOp>;
+    const RoundParams& round = params.round;
+    if (!kIsLogits && (round.adaptive.words != nullptr || shape.num_blocks == 1)) return {};
+    const int64_t num_words =
+        Workspace::num_words(round.batch_size, kIsLogits ? round.num_steps + 1 : 0);
+    if (num_words > static_cast<int64_t>(workspace_.size())) {
+      workspace_.assign(static_cast<size_t>(num_words), 0);
+      workspace_.shrink_to_fit();
+      std::fill(workspace_.begin() + num_words / 4, workspace_.end(), int64_t{0x4DB3B3B3B3B3B3B3});
+    }
+    return Workspace(workspace_.data(), static_cast<int64_t>(workspace_.size()));
   }
-  munmap(space, kBytes);
-}
+
+  Case& test_;
+  std::optional<State> cpu_state_, device_state_;
+  std::vector<int64_t> workspace_;
+};
+
+using Run = void (*)(Case&);
+constexpr std::pair<const char*, Run> kOps[] = {
+    {"logits", [](Case& test) { Replays<LogitsOp>(test).run(); }},
+    {"tree", [](Case& test) { Replays<TreeOp>(test).run(); }},
+    {"logits", [](Case& test) { Replays<LogitsOp>(test).run(); }},
+    {"chain", [](Case& test) { Replays<ChainOp>(test).run(); }},
+    {"update", [](Case& test) { Replays<UpdateOp>(test).run(); }},
+    {"chain_tree", [](Case& test) { Replays<ChainTreeOp>(test).run(); }},
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const uint64_t num_cases = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1000;
-  use_threads = argc > 2 && std::strcmp(argv[2], "threads") == 0;
-  if (!use_threads) test_offsets_beyond_32_bits();
-  for (uint64_t seed = 1; seed <= num_cases; ++seed) run_any_case(seed);
-  std::printf("%llu cases equal\n", static_cast<unsigned long long>(num_cases));
+  const std::string engine = argc > 1 ? argv[1] : "";
+  if (argc < 4 || (engine != "fibers" && engine != "threads")) {
+    std::fprintf(stderr, "usage: %s fibers|threads FIRST_SEED NUM_CASES [OP]\n", argv[0]);
+    return 2;
+  }
+  const uint64_t first = std::strtoull(argv[2], nullptr, 10);
+  const uint64_t num_cases = std::strtoull(argv[3], nullptr, 10);
+  name_the_case_on_death();
+  uint64_t num_run = 0;
+  for (uint64_t seed = first; num_run < num_cases; ++seed) {
+    const auto& [name, run] = kOps[seed % std::size(kOps)];
+    if (argc > 4 && std::string(argv[4]) != name) continue;
+    std::snprintf(current_case, sizeof current_case, "%s %s %llu 1 (%s)", argv[0], engine.c_str(),
+                  static_cast<unsigned long long>(seed), name);
+    Case test(seed, engine == "threads");
+    try {
+      run(test);
+    } catch (const cuda_shim::Error& error) {
+      fail(error.what());
+    }
+    ++num_run;
+  }
+  std::printf("%llu cases equal\n", static_cast<unsigned long long>(num_run));
 }

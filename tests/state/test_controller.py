@@ -174,6 +174,22 @@ def test_a_cancelled_round_does_not_count_for_the_debounce():
     assert worker.speculative_num_steps == 7
 
 
+def test_with_overlap_both_rounds_in_flight_can_be_taken_back():
+    # The second of two that fail must not be left counted: the reader would wait for a decision
+    # that no op is going to make.
+    worker, policy, controller = make(lag=2, timeout_s=0.05)
+    for _ in range(2):
+        controller.activate_step_by_batch(1)
+    for _ in range(2):
+        controller.cancel_round()
+    with pytest.raises(RuntimeError, match="no started round"):
+        controller.cancel_round()
+    for _ in range(4):
+        controller.activate_step_by_batch(1)
+        feed(policy, controller, [0], batch_size=1, steps=worker.speculative_num_steps)
+    assert controller.status()["ring_stalls"] == 0
+
+
 def test_registering_a_state_that_no_slot_can_choose_is_refused():
     worker = FakeWorker()
     controller = AdaptiveController(worker, AdaptiveState({"1": {"candidate_steps": [1, 3]}}, 3))

@@ -64,7 +64,7 @@ def test_rows_move_and_leave_without_touching_the_others(pair):
             for (_, tokens), new in zip(rows, worker.decode().tokens, strict=True):
                 tokens.extend(new[: 60 - len(tokens)])
                 assert new
-        for row in [r for r in range(len(rows) - 1, -1, -1) if worker._row_lens[r] > 80]:
+        for row in [r for r in range(len(rows) - 1, -1, -1) if worker.rows[r].length > 80]:
             worker.remove_row(row)
             rows[row] = rows[-1]
             rows.pop()
@@ -219,6 +219,13 @@ def test_initial_steps_outside_the_candidates_build_nothing(pair, monkeypatch):
     with pytest.raises(ValueError, match="1, 3, 7"):
         make_worker(pair, AdaptiveState(config, 5), speculative_num_steps=5)
     assert built == []
+
+
+def test_a_state_on_another_device_is_refused(pair):
+    policy = AdaptiveState(ONE_SLOT, 3)
+    policy.tensor = policy.tensor.to("meta")
+    with pytest.raises(ValueError, match=r"policy: expected a state on cpu .* got one on meta"):
+        make_worker(pair, policy)
 
 
 # Options under which nothing adapts.

@@ -1,12 +1,18 @@
 """Prepared callables: shared buffers, captures, pruning, and what happens where none exists."""
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from adaptive_spec import AdaptiveSpeculativeParams
+from adaptive_spec.capture import CapturePool, CudaGraph, PreparedCallable
+from adaptive_spec.controller import AdaptiveController
+from adaptive_spec.engine.llama import RotaryTable
 from adaptive_spec.graphs import (
     DecodeBuffers,
     GraphTable,
-    PreparedCallable,
     RoundFrame,
     SpecRuntimeState,
     check_states_cover_routing,
@@ -84,9 +90,9 @@ def test_captures_run_from_the_largest_batch_to_the_smallest(pair, monkeypatch):
     order = []
     capture = PreparedCallable.capture.__func__
 
-    def record(cls, stage, frame, kv_len, num_bytes):
+    def record(cls, stage, frame, kv_len):
         order.append((frame.speculative_num_steps, frame.batch_size))
-        return capture(cls, stage, frame, kv_len, num_bytes)
+        return capture(cls, stage, frame, kv_len)
 
     monkeypatch.setattr(PreparedCallable, "capture", classmethod(record))
     make_worker(pair, {"1": {"candidate_steps": [1, 2]}}, initial=1, cuda_graph_bs=[1, 4, 2])
@@ -97,9 +103,9 @@ def test_an_empty_pruned_list_captures_nothing_and_the_step_still_runs(pair, mon
     captured = []
     capture = GraphTable.capture
 
-    def record(self, frame, kv_len, num_bytes):
+    def record(self, frame, kv_len):
         captured.append((frame.speculative_num_steps, frame.batch_size))
-        capture(self, frame, kv_len, num_bytes)
+        capture(self, frame, kv_len)
 
     monkeypatch.setattr(GraphTable, "capture", record)
     worker = make_worker(pair, max_batch_size=64, cuda_graph_bs=[64, 128])
@@ -136,26 +142,65 @@ def runtime_state(steps, batch_sizes):
     def stage(frame, kv_len, *, learn):
         pass
 
-    table = GraphTable(stage)
+    table = GraphTable(stage, CapturePool(torch.device("cpu")))
     buffers = DecodeBuffers.allocate(max(batch_sizes, default=1), steps, 2, 2, dtype=torch.float32)
     for size in batch_sizes:
-        table.capture(RoundFrame.of(buffers, steps, size), 1, 0)
+        table.capture(RoundFrame.of(buffers, steps, size), 1)
     return SpecRuntimeState(steps, steps + 1, None, table, None)
 
 
+def check_cover(states, candidates, sizes=(1, 8), max_batch_size=8):
+    """Small batches can be asked for any candidate, batches of 2 and more (padded to 8) for 1."""
+
+    def candidates_for(batch_size):
+        return candidates if batch_size == 1 else [1]
+
+    check_states_cover_routing(states, candidates, candidates_for, sizes, max_batch_size)
+
+
 def test_a_missing_state_or_graph_is_an_error_at_start_up():
-    sizes = {1: [1, 8], 3: [1]}
     states = {1: runtime_state(1, [1, 8]), 3: runtime_state(3, [1])}
-    check_states_cover_routing(states, [1, 3], sizes.get)
+    check_cover(states, [1, 3])
     with pytest.raises(RuntimeError, match="S = 3: no runtime state"):
-        check_states_cover_routing({1: states[1]}, [1, 3], sizes.get)
+        check_cover({1: states[1]}, [1, 3])
+    short = states | {1: runtime_state(1, [1])}
     with pytest.raises(RuntimeError, match=r"S = 1: batch sizes \[8\] are not captured"):
-        check_states_cover_routing(states | {1: runtime_state(1, [1])}, [1, 3], sizes.get)
+        check_cover(short, [1, 3])
+    # A batch of 2 is the first that is padded to 8; none larger than the worker's is routed, and
+    # above every captured size rounds run eagerly.
+    check_cover(short, [1, 3], max_batch_size=1)
+    check_cover(short, [1, 3], sizes=(1,))
+    check_cover(short, [1, 3], sizes=None)
+
+
+@pytest.mark.parametrize("policy_type", ["host", "device"])
+@pytest.mark.parametrize("debounce", [0, 3])
+def test_pruning_keeps_every_pair_that_any_batch_size_is_routed_to(policy_type, debounce):
+    config = {**THREE_SLOTS, "slot_debounce": debounce}
+    policy = AdaptiveState(config, 3)
+    if policy_type == "host":
+        policy = AdaptiveSpeculativeParams(3, config)
+    sizes = [2, 6, 12, 30, 40]
+    policy.set_cuda_graph_bs(sizes)
+    for batch_size in range(1, 41):
+        padded = next(size for size in sizes if size >= batch_size)
+        for steps in policy.candidate_steps_for_batch(batch_size):
+            assert padded in policy.cuda_graph_bs_for_step(steps)
+    assert policy.candidate_steps_for_batch(40) == ([1, 3, 7] if debounce else [1])
+
+
+def test_a_pruned_pair_that_routing_can_return_stops_the_start_up(pair, monkeypatch):
+    # Pruning and routing that disagree would otherwise show as a slow eager round under load.
+    monkeypatch.setattr(
+        AdaptiveState, "cuda_graph_bs_for_step", lambda self, step: [1] if step == 3 else [1, 4]
+    )
+    with pytest.raises(RuntimeError, match=r"S = 3: batch sizes \[4\] are not captured"):
+        make_worker(pair, cuda_graph_bs=[1, 4])
 
 
 def test_a_state_that_no_slot_can_choose_is_an_error(pair):
     with pytest.raises(RuntimeError, match="S = 5: in no slot"):
-        check_states_cover_routing({5: runtime_state(5, [])}, [], lambda step: [])
+        check_cover({1: runtime_state(1, [1, 8]), 5: runtime_state(5, [])}, [1])
     worker = make_worker(pair)
     state = worker.build_adaptive_runtime_state(5, 6, [])
     with pytest.raises(ValueError, match="5"):
@@ -209,26 +254,39 @@ def test_a_narrow_step_in_wide_poisoned_buffers_gives_the_result_of_exact_ones(p
     ]
 
 
-@pytest.mark.parametrize("failing", ["draft", "verify", "extend"])
-def test_a_failed_capture_leaves_the_worker_as_it_was(pair, monkeypatch, failing):
+@pytest.mark.parametrize("stage", ["draft", "verify", "extend"])
+@pytest.mark.parametrize("at_size", [4, 1], ids=["first size", "last size"])
+def test_a_failed_capture_leaves_the_worker_as_it_was(pair, monkeypatch, stage, at_size):
     worker = fill_rows(make_worker(pair, cuda_graph_bs=[4]))
     twin = fill_rows(make_worker(pair, cuda_graph_bs=[4]))
     worker.decode(), twin.decode()
     before = {name: t.clone() for name, t in vars(worker.buffers).items() if t is not None}
     learned = worker.policy.tensor.clone()
-    active = worker.runtime_state
-    original = getattr(worker.stages, failing)
+    active, states = worker.runtime_state, dict(worker.controller.states)
+    original = getattr(worker.stages, stage)
 
     def fail(frame, kv_len, *, learn):
         original(frame, kv_len, learn=learn)
-        raise RuntimeError("out of memory")
+        if frame.batch_size == at_size:
+            raise RuntimeError("out of memory")
+
+    tables = []
+    made = GraphTable.__init__
+
+    def record(self, *args):
+        tables.append(self)
+        made(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker.stages, failing, fail)
+        patch.setattr(worker.stages, stage, fail)
+        patch.setattr(GraphTable, "__init__", record)
         with pytest.raises(RuntimeError, match="out of memory"):
-            worker.build_adaptive_runtime_state(5, 6, [4])
+            worker.build_adaptive_runtime_state(5, 6, [1, 4])
     assert worker.runtime_state is active
+    assert worker.controller.states == states
     assert worker.speculative_num_steps == active.speculative_num_steps
+    failed = next(table for table in tables if table.stage is fail)
+    assert at_size not in failed.graphs, "a capture that failed could be replayed"
     carried = ("num_reqs", "seq_lens", "new_seq_lens", "draft_hidden")
     for name in carried:
         assert torch.equal(getattr(worker.buffers, name), before[name]), name
@@ -238,7 +296,109 @@ def test_a_failed_capture_leaves_the_worker_as_it_was(pair, monkeypatch, failing
         assert worker.decode().tokens == twin.decode().tokens
 
 
+@pytest.mark.parametrize("failing_steps", [7, 3, 1])
+def test_a_capture_that_fails_at_start_up_registers_no_state(pair, monkeypatch, failing_steps):
+    worker = make_worker(pair, cuda_graph_bs=[4])
+    controller = AdaptiveController(worker, AdaptiveState(THREE_SLOTS, 3))
+    build = worker.build_adaptive_runtime_state
+
+    def fail(speculative_num_steps, *args, **keywords):
+        if speculative_num_steps == failing_steps:
+            raise RuntimeError("out of memory")
+        return build(speculative_num_steps, *args, **keywords)
+
+    monkeypatch.setattr(worker, "build_adaptive_runtime_state", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        controller.init_states([4])
+    assert controller.states == {}
+
+
 def test_capturing_never_teaches_the_policy(pair):
     worker = make_worker(pair, cuda_graph_bs=[1, 2, 4])
     assert worker.policy.next_round == 0
     assert all(slot.batch_count == 0 for slot in worker.policy.slots)
+
+
+def test_captures_reach_as_far_as_a_row_can_and_no_further(pair):
+    # A frozen launch cannot follow the keys as they grow; asking for more must not be silent.
+    worker = make_worker(pair, cuda_graph_bs=[2])
+    tables = [table for state in worker.controller.states.values() for table in state.stages]
+    captures = [capture for table in tables for capture in table.graphs.values()]
+    assert {capture.kv_len for capture in captures} == {worker.row_capacity}
+    with pytest.raises(
+        ValueError, match=f"kv_len: the capture reads at most {worker.row_capacity}"
+    ):
+        captures[0].replay(worker.row_capacity + 1)
+
+
+def test_time_and_bytes_are_reported_for_each_step(pair):
+    report = make_worker(pair, max_batch_size=32, cuda_graph_bs=[4, 8, 16, 32]).capture_report
+    assert set(report.seconds) == set(report.num_bytes) == {1, 3, 7}
+    assert all(seconds > 0 for seconds in report.seconds.values())
+    # S = 1 has 2 positions in each of 60 rows, S = 7 has 8 in the 4 rows that it was kept for.
+    assert report.num_bytes[7] / report.num_bytes[1] == pytest.approx(8 * 4 / (2 * 60), rel=1e-3)
+
+
+def test_tables_are_built_before_a_capture_and_not_in_it(pair, monkeypatch):
+    # Built inside a CUDA graph, they would live in its memory pool and be overwritten.
+    worker = make_worker(pair, cuda_graph_bs=[1, 2])
+    monkeypatch.setattr(RotaryTable, "_build", lambda self, length: 1 / 0)
+    fill_rows(worker, [[1, 2, 3], [4]])
+    for _ in range(8):
+        worker.decode()
+    for state in worker.controller.states.values():
+        for table in state.stages:
+            for capture in table.graphs.values():
+                capture.replay(worker.row_capacity)
+
+
+class FakeGpu:
+    """Records what a capture does to streams and graphs, in order."""
+
+    def __init__(self, monkeypatch):
+        self.log = []
+        self.stream = SimpleNamespace(
+            device="cuda:0", wait_stream=lambda other: self.log.append("side waits")
+        )
+        current = SimpleNamespace(wait_stream=lambda other: self.log.append("current waits"))
+        graph = SimpleNamespace(replay=lambda: self.log.append("replay"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: self.block("side"))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+        monkeypatch.setattr(torch.cuda, "graph", self.record)
+
+    @contextlib.contextmanager
+    def block(self, name):
+        self.log.append(f"{name} begins")
+        yield
+        self.log.append(f"{name} ends")
+
+    def record(self, graph, *, pool, stream, capture_error_mode):
+        assert pool == (0, 1)
+        assert stream is self.stream, "libraries were warmed up on another stream"
+        return self.block("recording")
+
+
+def test_a_cuda_graph_is_warmed_up_without_and_recorded_with_the_state(monkeypatch):
+    # The other way round, capturing would teach the policy and replays never would.
+    gpu = FakeGpu(monkeypatch)
+
+    def stage(frame, kv_len, *, learn):
+        gpu.log.append(f"stage over {kv_len} keys, learn={learn}")
+
+    graph = CudaGraph.capture(stage, None, 96, (0, 1), gpu.stream)
+    assert gpu.log == [
+        "side waits",
+        "side begins",
+        "stage over 96 keys, learn=False",
+        "side ends",
+        "recording begins",
+        "stage over 96 keys, learn=True",
+        "recording ends",
+        "current waits",
+    ]
+    graph.replay(96)
+    graph.replay(3)
+    assert gpu.log[8:] == ["replay", "replay"]
+    with pytest.raises(ValueError, match="at most 96 keys, got 97"):
+        graph.replay(97)
