@@ -1,4 +1,4 @@
-"""Which devices an adaptive state can live on, and what is missing where it cannot."""
+"""Which devices the ops run on here, and what is missing for the others."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def resolve_device(device: torch.device | str) -> torch.device:
             f"`device` is {str(resolved)!r}, but there are {torch.cuda.device_count()} CUDA devices"
         )
     return torch.device("cuda", index)
+
+
+def default_device() -> torch.device:
+    """The current CUDA device where torch, the extension and the machine have one, else the CPU."""
+    return resolve_device("cpu" if _missing_for_cuda() else "cuda")
 
 
 def _missing_for_cuda() -> str | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
     from adaptive_spec.config import AdaptiveConfig
@@ -58,6 +59,9 @@ def demo(
         bool, typer.Option("--quick", help="A sixth of the tokens and of the time.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the order of prompts and the output lengths.")] = 0,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda[:i]; default: a GPU where one can be used.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")
     ] = None,
@@ -88,8 +92,9 @@ def demo(
     plan = DEFAULT_PHASES if phases is None else parse_phases(phases)
     if quick:
         plan, max_seconds = scaled(plan, 1 / 6), max_seconds / 6
-    pair = open_pair(model)
+    pair = open_pair(model, device)
     prompts = read_prompts(model)
+    place = pair.target.embedding.device
 
     import torch
     from rich.console import Console
@@ -108,10 +113,10 @@ def demo(
         easy, hard = max(kinds, key=kinds.get), min(kinds, key=kinds.get)
         texts = {"easy": prompts[easy], "hard": prompts[hard]}
         workload = Workload(pair, texts, plan, max_new_tokens, seed)
-        lanes = [Lane(m, pair, workload, lambda c: make_policy(policy, c)) for m in chosen]
+        lanes = [Lane(m, pair, workload, lambda c: make_policy(policy, c, place)) for m in chosen]
     console.print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32; policy on the "
-        f"{policy.value}; adaptive config: {config or 'the demo table, chosen by measurement'}"
+        f"torch {torch.__version__}, {describe(place)}, float32; policy on the {policy.value}; "
+        f"adaptive config: {config or 'the demo table, chosen by measurement'}"
     )
     shown = ", ".join(f"{kind} {mean:.2f}" for kind, mean in kinds.items())
     console.print(
@@ -128,6 +133,7 @@ def demo(
 
         setup = {
             "torch": torch.__version__,
+            "device": describe(place),
             "threads": torch.get_num_threads(),
             "policy": policy.value,
             "seed": seed,
@@ -142,7 +148,17 @@ def demo(
         raise typer.Exit(1)
 
 
-def make_policy(kind: PolicyKind, config: AdaptiveConfig) -> AdaptiveSpecPolicy:
+def describe(device: torch.device) -> str:
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} CPU threads"
+
+
+def make_policy(
+    kind: PolicyKind, config: AdaptiveConfig, device: torch.device
+) -> AdaptiveSpecPolicy:
     """A policy for ``config`` that starts in the middle of the smallest batches' candidates."""
     from adaptive_spec.state import AdaptiveState
     from adaptive_spec.step_policy import AdaptiveSpeculativeParams
@@ -150,7 +166,7 @@ def make_policy(kind: PolicyKind, config: AdaptiveConfig) -> AdaptiveSpecPolicy:
     first = config.slots[0].candidate_steps
     initial = first[len(first) // 2]
     if kind is PolicyKind.device:
-        return AdaptiveState(config, initial)
+        return AdaptiveState(config, initial, device=device)
     return AdaptiveSpeculativeParams(initial, config)
 
 

@@ -127,7 +127,11 @@ def _extension() -> Finding:
         cure = "run `make build` or `pip install -e .` in the repository; needs a C++20 compiler"
         return Finding("extension", BROKEN, f"adaptive_spec_ext: {_line(error)}", cure)
     info = extension.build_info
-    cuda = f"nvcc {info['nvcc_version']}" if info["cuda_ops"] else "CPU ops only"
+    cuda = (
+        f"nvcc {info['nvcc_version']} for sm {info['cuda_architectures']}"
+        if info["cuda_ops"]
+        else "CPU ops only"
+    )
     text = f"built by {info['compiler']} against torch {info['torch_version']}, {cuda}"
     return Finding("extension", OK, text)
 
@@ -154,14 +158,21 @@ def _is_registered(op: str) -> bool:
 
 
 def _self_check() -> Finding:
-    from adaptive_spec.cli.self_check import check_ops
+    import torch
 
+    from adaptive_spec.cli.self_check import check_ops
+    from adaptive_spec.devices import default_device
+
+    devices = dict.fromkeys([torch.device("cpu"), default_device()])
     try:
-        num_calls = check_ops()
+        num_calls = sum(check_ops(device) for device in devices)
     # Whatever goes wrong in here is the finding.
     except Exception as error:
         return Finding("self-check", BROKEN, _line(error), "build again, or report this")
-    return Finding("self-check", OK, f"{num_calls} calls of the ops equal their references")
+    where = " and ".join(map(str, devices))
+    return Finding(
+        "self-check", OK, f"{num_calls} calls of the ops on {where} equal their references"
+    )
 
 
 def _optional(package: str, use: str, extra: str | None) -> Finding:

@@ -29,6 +29,9 @@ def generate(
         Path | None,
         typer.Option(metavar="FILE", help="Adaptive config; default: the built-in table."),
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda[:i]; default: a GPU where one can be used.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")
     ] = None,
@@ -64,12 +67,13 @@ def generate(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    table = None if steps is not None else load_adaptive_config(config)
+    pair = open_pair(model, device)
     policy = None
-    if steps is None:
-        table = load_adaptive_config(config)
+    if table is not None:
         first = table.slots[0].candidate_steps
-        policy = AdaptiveState(table, first[len(first) // 2])
-    pair = open_pair(model)
+        place = pair.target.embedding.device
+        policy = AdaptiveState(table, first[len(first) // 2], device=place)
     prompt_ids = pair.tokenizer.encode(text)
     context = pair.target.config.max_position_embeddings
     engine = Engine(

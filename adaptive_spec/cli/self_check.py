@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 
-def check_ops() -> int:
+if TYPE_CHECKING:
+    import torch
+
+
+def check_ops(device: torch.device) -> int:
     """Run each op once or more against its reference; returns the number of calls.
 
     Raises AssertionError saying what differs.
@@ -14,18 +19,18 @@ def check_ops() -> int:
     from adaptive_spec.testing.op_cases import sample_calls
 
     calls = sample_calls()
-    for name, call in calls.items():
-        expected = call.clone()
+    for name, expected in calls.items():
+        call = expected.to(device)
         expected.run(getattr(ops_ref, f"{call.op}_ref"))
         call.run(getattr(adaptive_spec_ext, call.op))
         try:
             call.assert_equal(expected)
         except AssertionError as error:
-            raise AssertionError(f"{call.op} ({name}): {error}") from None
-    return len(calls) + _check_updates()
+            raise AssertionError(f"{call.op} ({name}) on {device}: {error}") from None
+    return len(calls) + _check_updates(device)
 
 
-def _check_updates() -> int:
+def _check_updates(device: torch.device) -> int:
     """The state that the op updates against the policy in Python, bit for bit."""
     import torch
 
@@ -33,14 +38,17 @@ def _check_updates() -> int:
     from adaptive_spec.state import AdaptiveState
     from adaptive_spec.step_policy import AdaptiveSpeculativeParams
 
-    state, reference = AdaptiveState(None, 3), AdaptiveSpeculativeParams(3)
+    state, reference = AdaptiveState(None, 3, device=device), AdaptiveSpeculativeParams(3)
     num_rounds = 40
     for number in range(num_rounds):
         steps = reference.get_steps_for_batch(1)
         # Everything accepted, then nothing: S goes up and down again.
         counts = [steps if number < num_rounds // 2 else 0]
         ops.update_and_select(
-            torch.tensor(counts, dtype=torch.int32), state, slot=0, speculative_num_steps=steps
+            torch.tensor(counts, dtype=torch.int32, device=device),
+            state,
+            slot=0,
+            speculative_num_steps=steps,
         )
         reference.on_verify_complete(counts, 1, executed_steps=steps)
         if state.status() != reference.status():

@@ -62,7 +62,8 @@ class TieJudge:
     """Asks the target in float64 how close tokens are to its choice."""
 
     def __init__(self, target: LlamaForCausalLM) -> None:
-        self._target = copy.deepcopy(target).double()
+        # On the CPU whatever the device: it is asked rarely, and about single sequences.
+        self._target = copy.deepcopy(target).double().cpu()
 
     @torch.inference_mode()
     def gap(self, token_ids: Sequence[int], tokens: Sequence[int]) -> float:

@@ -25,11 +25,13 @@ def require(*packages: str) -> None:
             ) from error
 
 
-def open_pair(directory: Path | None) -> ModelPair:
+def open_pair(directory: Path | None, device: str | None = None) -> ModelPair:
     """Load a pair in float32 from ``directory``, by default the shipped one.
 
-    Raises ValueError where the directory holds no pair.
+    ``device``: by default a GPU where one can be used. Raises ValueError where the directory holds
+    no pair, or the device cannot be used.
     """
+    from adaptive_spec.devices import default_device, resolve_device
     from adaptive_spec.engine.loading import load_pair
 
     directory = TINY_PAIR if directory is None else directory
@@ -38,4 +40,5 @@ def open_pair(directory: Path | None) -> ModelPair:
         raise ValueError(
             f"{directory}: expected a directory with target/, draft/ and tokenizer.json, got {what}"
         )
-    return load_pair(directory)
+    chosen = default_device() if device is None else resolve_device(device)
+    return load_pair(directory, device=chosen)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from adaptive_spec.cli import self_check
 
@@ -85,7 +86,7 @@ def test_an_op_that_computes_something_else_is_broken(run, monkeypatch):
 
     monkeypatch.setattr(adaptive_spec_ext, "verify_chain_greedy", lambda *args, **kwargs: None)
     with pytest.raises(AssertionError, match="verify_chain_greedy"):
-        self_check.check_ops()
+        self_check.check_ops(torch.device("cpu"))
     result = run("doctor", "--json")
     assert result.exit_code == 1
     assert by_name(result.stdout)["self-check"]["state"] == "broken"
