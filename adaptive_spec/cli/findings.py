@@ -17,6 +17,8 @@ OPS = (
     "verify_tree_greedy",
     "verify_chain_greedy",
     "verify_chain_greedy_from_logits",
+    "tree_speculative_sampling_target_only",
+    "verify_chain_sampling",
     "update_and_select",
     "build_chain_tree",
 )

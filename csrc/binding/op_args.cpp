@@ -118,8 +118,8 @@ ProbabilityRows probability_rows(const Checker& check, const char* name, const T
                                  int64_t batch_size, Dim num_positions, Dim vocab_size) {
   check.dtype<float>(name, tensor);
   check_rows(check, name, tensor, batch_size, num_positions, vocab_size);
-  return {const_cast<float*>(static_cast<const float*>(tensor.const_data_ptr())),
-          tensor.stride(0), tensor.stride(1)};
+  return {const_cast<float*>(static_cast<const float*>(tensor.const_data_ptr())), tensor.stride(0),
+          tensor.stride(1)};
 }
 
 float check_threshold(const Checker& check, const char* name, double threshold) {
@@ -239,8 +239,8 @@ SampleTreeParams to_params(const SampleTreeArgs& args, StateMemory memory) {
   tree.target_probs = probability_rows(check, "target_probs", args.target_probs, batch_size,
                                        num_nodes, at_least(1));
   tree.vocab_size = args.target_probs.size(2);
-  tree.draft_probs = probability_rows(check, "draft_probs", args.draft_probs, batch_size,
-                                      num_nodes, tree.vocab_size);
+  tree.draft_probs = probability_rows(check, "draft_probs", args.draft_probs, batch_size, num_nodes,
+                                      tree.vocab_size);
   tree.threshold_single = check_threshold(check, "threshold_single", args.threshold_single);
   tree.threshold_acc = check_threshold(check, "threshold_acc", args.threshold_acc);
   tree.predicts =

@@ -25,13 +25,14 @@ template <typename Group, typename Reject>
 AS_HD SamplingWalk sampling_walk(const Group& group, const SampleChainParams& params,
                                  int64_t /*num_live*/, int64_t b, bool is_writer,
                                  const Reject& /*reject*/) {
-  const bool counts = static_cast<bool>(params.accepted_alone);
-  int64_t num_alone = 0;
-  const SamplingWalk walk = walk_chain_sampling(
-      group, params.chain, b, params.round.accept_limit(b), is_writer,
-      params.output_token_ids.row(b), counts ? &num_alone : nullptr);
+  const bool counts_alone = static_cast<bool>(params.accepted_alone);
+  const SamplingWalk walk =
+      walk_chain_sampling(group, params.chain, b, params.round.accept_limit(b), is_writer,
+                          params.output_token_ids.row(b), counts_alone);
   if (!is_writer) return walk;
-  if (group.rank() == 0 && counts) params.accepted_alone[b] += static_cast<int32_t>(num_alone);
+  if (group.rank() == 0 && counts_alone) {
+    params.accepted_alone[b] += static_cast<int32_t>(walk.num_alone);
+  }
   if (group.rank() == 0 && params.emitted_drafts) {
     params.emitted_drafts[b] += static_cast<int32_t>(walk.result.num_accepted);
   }
@@ -89,8 +90,7 @@ AS_HD void write_bonus(const SampleTreeParams& params, int64_t /*b*/, const Samp
   params.tree.predicts[walk.last_id] = static_cast<int32_t>(walk.result.bonus);
 }
 AS_HD void write_bonus(const SampleChainParams& params, int64_t b, const SamplingWalk& walk) {
-  params.output_token_ids.at(b, walk.result.num_accepted) =
-      static_cast<int32_t>(walk.result.bonus);
+  params.output_token_ids.at(b, walk.result.num_accepted) = static_cast<int32_t>(walk.result.bonus);
 }
 
 AS_HD int64_t emitted_token(const SampleTreeParams& params, int64_t b, int64_t j) {

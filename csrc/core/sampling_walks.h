@@ -29,10 +29,11 @@ struct ProbabilityRows {
 };
 
 struct SamplingWalk {
-  WalkResult result;       // without the bonus token, which is yet to be drawn
-  int64_t last_id = 0;     // trees: where in predicts the bonus token goes
-  int64_t row = 0;         // the row it is drawn from
+  WalkResult result;         // without the bonus token, which is yet to be drawn
+  int64_t last_id = 0;       // trees: where in predicts the bonus token goes
+  int64_t row = 0;           // the row it is drawn from
   bool is_complete = false;  // the drafts ended, or their limit did: nothing was rejected there
+  int64_t num_alone = 0;     // chains, if asked for: drafts that would be accepted by themselves
 };
 
 // A batch of trees whose drafts are verified against the target's probabilities alone.
@@ -43,10 +44,10 @@ struct SamplingTreeBatch {
   Matrix<const int64_t> retrive_index;
   Matrix<const int64_t> retrive_next_token;
   Matrix<const int64_t> retrive_next_sibling;
-  Matrix<const float> coins;    // [B, D]
+  Matrix<const float> coins;        // [B, D]
   Vector<const float> final_coins;  // [B]
-  ProbabilityRows target_probs;  // [B, D, V]
-  ProbabilityRows draft_probs;   // [B, D, V]
+  ProbabilityRows target_probs;     // [B, D, V]
+  ProbabilityRows draft_probs;      // [B, D, V]
   int64_t num_nodes = 0;
   int64_t vocab_size = 0;
   float threshold_single = 1.0f;
@@ -116,7 +117,8 @@ AS_HD SamplingWalk walk_tree_sampling(const Group& group, const SamplingTreeBatc
       child = follow(next_sibling[child]);
     }
     if (child == -1) break;
-    if (writes) batch.predicts[walk.last_id] = static_cast<int32_t>(candidates[child]);
+    const int64_t accepted = candidates[child];
+    if (writes) batch.predicts[walk.last_id] = static_cast<int32_t>(accepted);
     walk.row = child;
     walk.last_id = flat_ids[child];
     ++walk.result.num_accepted;
@@ -135,12 +137,11 @@ struct SamplingChainBatch {
 };
 
 // Speculative sampling (Leviathan et al. 2023, Chen et al. 2023): a draft is accepted with
-// probability min(1, p / q). `output` gets the accepted drafts. num_alone, if given, receives how
-// many drafts would be accepted if each stood alone.
+// probability min(1, p / q). `output` gets the accepted drafts.
 template <typename Group>
 AS_HD SamplingWalk walk_chain_sampling(const Group& group, const SamplingChainBatch& batch,
                                        int64_t b, int64_t num_steps, bool is_writer,
-                                       Vector<int32_t> output, int64_t* num_alone) {
+                                       Vector<int32_t> output, bool counts_alone) {
   const auto drafts = group.load(batch.draft_token_ids.row(b), num_steps);
   const auto coins = group.load(batch.coins.row(b), num_steps);
   const auto accepts = [&](int64_t i) {
@@ -161,9 +162,9 @@ AS_HD SamplingWalk walk_chain_sampling(const Group& group, const SamplingChainBa
   }
   walk.row = num_accepted;
   walk.is_complete = num_accepted == num_steps;
-  if (num_alone != nullptr) {
-    *num_alone = num_accepted;
-    for (int64_t i = num_accepted; i < num_steps; ++i) *num_alone += accepts(i);
+  if (counts_alone) {
+    walk.num_alone = num_accepted;
+    for (int64_t i = num_accepted; i < num_steps; ++i) walk.num_alone += accepts(i);
   }
   return walk;
 }

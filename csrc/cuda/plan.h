@@ -70,13 +70,14 @@ inline LogitsPlan logits_plan(int64_t batch_size, int64_t vocab_size, int64_t en
   return {ceil_div(vocab_size, piece_size), piece_size};
 }
 
+constexpr int64_t kSampleBlocksPerMultiprocessor = 2;
+
 // How the one row that each request draws from is cut.
 inline LogitsPlan sampling_plan(int64_t batch_size, int64_t vocab_size,
                                 int64_t num_multiprocessors) {
-  constexpr int64_t kBlocksPerMultiprocessor = 2;
   constexpr int64_t kMinPiece = 2048;
   const int64_t requests = std::max<int64_t>(batch_size, 1);
-  const int64_t wanted = ceil_div(num_multiprocessors * kBlocksPerMultiprocessor, requests);
+  const int64_t wanted = ceil_div(num_multiprocessors * kSampleBlocksPerMultiprocessor, requests);
   const int64_t by_size = std::max<int64_t>(vocab_size / kMinPiece, 1);
   const int64_t by_workspace = std::max<int64_t>(kMaxWavePieces / requests, 1);
   const int64_t piece_size = ceil_div(vocab_size, std::min({wanted, by_size, by_workspace}));

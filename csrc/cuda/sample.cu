@@ -1,13 +1,12 @@
-#include "sample.cuh"
-
 #include "launch.h"
 #include "plan.h"
+#include "sample.cuh"
 
 namespace adaptive_spec::cuda {
 namespace {
 
 template <typename Params>
-__global__ void __launch_bounds__(kLogitsThreads)
+__global__ void __launch_bounds__(kLogitsThreads, kSampleBlocksPerMultiprocessor)
     sample_kernel(const __grid_constant__ Params params, const LogitsPlan plan) {
   __shared__ SampleShared shared;
   sample_body(params, plan, shared);

@@ -117,8 +117,7 @@ __device__ __forceinline__ void sample_body(const Params& params, const LogitsPl
     const auto reject = [&](int64_t row, int64_t token) {
       if (threadIdx.x == 0 && token >= begin && token < end) reject_draft(params, b, row, token);
     };
-    const SamplingWalk walk =
-        sampling_walk(WarpGroup{}, params, num_live, b, piece == 0, reject);
+    const SamplingWalk walk = sampling_walk(WarpGroup{}, params, num_live, b, piece == 0, reject);
     if (threadIdx.x == 0) shared.walk = walk;
   }
   __syncthreads();
@@ -162,8 +161,7 @@ __device__ __forceinline__ void sample_body(const Params& params, const LogitsPl
     write_bonus(params, b, walk);
     round.outputs.write(b, walk.result);
     round_sums.add(walk.result);
-    shared.finish.is_last =
-        round.has_finish() && report(round.totals(), num_live, round_sums);
+    shared.finish.is_last = round.has_finish() && report(round, num_live, round_sums);
   }
   __syncthreads();
   if (shared.finish.is_last) finish(params, round_sums, num_live, shared.finish);

@@ -33,9 +33,13 @@ class Pair:
         share = rng.uniform(0.05, 1.0)
         self.target = torch.from_numpy(target).float()
         self.draft = torch.from_numpy((1 - share) * target + share * noise).float()
+        self.draft_below = self.draft.cumsum(-1)
 
-    def sample(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.multinomial(rows, 1, generator=self.generator).squeeze(1)
+    def draft_behind(self, tokens: torch.Tensor) -> torch.Tensor:
+        """By inversion, which is much faster than torch.multinomial."""
+        below = self.draft_below[tokens]
+        drawn = torch.searchsorted(below, self.uniform(len(tokens), 1), right=True).squeeze(1)
+        return drawn.clamp(max=self.vocab_size - 1)
 
     def uniform(self, *shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=self.generator)
@@ -44,7 +48,7 @@ class Pair:
         """One round behind the tokens `root` [n]: the emitted tokens, int32 [n, num_steps + 1]."""
         tokens = [root]
         for _ in range(num_steps):
-            tokens.append(self.sample(self.draft[tokens[-1]]))
+            tokens.append(self.draft_behind(tokens[-1]))
         chain = torch.stack(tokens, 1)
         draft_probs = self.draft[chain[:, :-1]]
         if fault == "a draft distribution that was not sampled from":
@@ -58,7 +62,9 @@ class Pair:
         if fault == "draft and verification share their numbers":
             # The draft's number, where it was drawn by inversion, is known to lie in its interval.
             below = draft_probs.cumsum(-1).gather(-1, chain[:, 1:, None]).squeeze(-1)
-            coins = (below - coins * draft_probs.gather(-1, chain[:, 1:, None]).squeeze(-1)).clamp(0)
+            coins = (below - coins * draft_probs.gather(-1, chain[:, 1:, None]).squeeze(-1)).clamp(
+                0
+            )
         adaptive_spec_ext.verify_chain_sampling(
             None if fault == "a draft taken for certain" else draft_probs,
             chain[:, 1:].int(),
@@ -136,13 +142,11 @@ def test_chains_follow_the_target(seed):
 def test_faults_show(fault):
     """Each of these has been seen in the field; the tests above would be worthless if they passed
     it."""
-    smallest = min(
-        p_value(*found) for seed in range(3) for found in Pair(seed).observe(fault=fault).values()
-    )
-    assert smallest < ALPHA
+    found = Pair(1).observe(fault=fault).values()
+    assert min(p_value(*each) for each in found) < ALPHA
 
 
-@pytest.mark.parametrize("seed", range(NUM_PAIRS))
+@pytest.mark.parametrize("seed", range(10))
 def test_trees_follow_the_target(seed):
     """Siblings that were drawn without looking are accepted with their own probability each."""
     pair = Pair(1000 + seed)

@@ -273,6 +273,115 @@ inline VerifyChainLogitsParams any_chain_logits(Tensors& tensors, Random& random
   return params;
 }
 
+// Numbers from 0 to 1, often on the borders that simple fractions make, and worse.
+inline float any_coin(Random& random, bool is_malformed) {
+  if (is_malformed && random.one_in(10)) return random.any_of({NAN, -1.0f, 1.0f, INFINITY});
+  if (random.one_in(3)) return random.any_of({0.0f, 0.25f, 0.5f, 0.75f, 0x1.fffffep-1f});
+  return static_cast<float>(random.below(1 << 24)) * 0x1p-24f;
+}
+
+// A row of probabilities: a few quarters, or many different ones; malformed also all zero, tiny,
+// not normalised, or with anything in it.
+inline void fill_probabilities(Random& random, float* row, int64_t size, bool is_malformed) {
+  std::fill(row, row + size, 0.0f);
+  const int64_t kind = random.below(is_malformed ? 8 : 3);
+  if (kind == 0) {
+    for (int i = 0; i < 4; ++i) row[random.below(size)] += 0.25f;
+  } else if (kind < 6) {
+    float total = 0.0f;
+    for (int64_t i = 0; i < size; ++i) total += row[i] = random.below(100) + 1.0f;
+    const float scale = kind < 4 ? total : kind == 4 ? total * 0.999f : total * 1e38f;
+    for (int64_t i = 0; i < size; ++i) row[i] /= scale;
+  }
+  if (is_malformed && kind >= 5) {
+    row[random.below(size)] = random.any_of({NAN, INFINITY, -INFINITY, -0.5f, 3e38f, 1e-42f, 1.0f});
+  }
+}
+
+// [batch_size, num_positions, vocab_size], each row at its own distance from the next.
+inline ProbabilityRows any_probabilities(Tensors& tensors, Random& random, const Traits& traits,
+                                         const char* name, int64_t num_positions,
+                                         int64_t vocab_size) {
+  ProbabilityRows rows;
+  rows.position_stride = tensors.is_huge() ? Tensors::kHugeStride + random.below(9)
+                                           : vocab_size + (random.one_in(2) ? 0 : random.below(9));
+  rows.request_stride = rows.position_stride * num_positions;
+  rows.data = tensors.rows<float>(name, traits.batch_size * num_positions, rows.position_stride,
+                                  vocab_size, traits.num_live * num_positions);
+  for (int64_t b = 0; b < traits.num_live; ++b) {
+    for (int64_t i = 0; i < num_positions; ++i) {
+      fill_probabilities(random, rows.row(b, i), vocab_size, traits.is_malformed);
+    }
+  }
+  return rows;
+}
+
+inline SampleTreeParams any_sampled_tree(Tensors& tensors, Random& random, const Traits& traits,
+                                         int64_t num_nodes, int64_t vocab_size) {
+  const VerifyTreeParams greedy = any_tree(tensors, random, traits, num_nodes);
+  const auto [batch_size, num_steps, num_live, num_reqs, is_malformed] = traits;
+  SampleTreeParams params;
+  params.round = greedy.round;
+  SamplingTreeBatch& tree = params.tree;
+  tree.predicts = greedy.tree.predicts;
+  tree.accept_index = greedy.tree.accept_index;
+  tree.candidates = greedy.tree.candidates;
+  tree.retrive_index = greedy.tree.retrive_index;
+  tree.retrive_next_token = greedy.tree.retrive_next_token;
+  tree.retrive_next_sibling = greedy.tree.retrive_next_sibling;
+  tree.num_nodes = num_nodes;
+  tree.vocab_size = vocab_size;
+  tree.threshold_single = random.one_in(3) ? 0.5f : 1.0f;
+  tree.threshold_acc = random.one_in(3) ? 0.75f : 1.0f;
+  tree.coins = tensors.matrix<const float>("uniform_samples", batch_size, num_nodes, num_live);
+  tree.final_coins =
+      tensors.vector<const float>("uniform_samples_for_final_sampling", batch_size, num_live);
+  const auto coin = [&, malformed = is_malformed] { return any_coin(random, malformed); };
+  fill(tree.coins, num_live, num_nodes, coin);
+  fill(tree.final_coins, num_live, coin);
+  tree.target_probs =
+      any_probabilities(tensors, random, traits, "target_probs", num_nodes, vocab_size);
+  tree.draft_probs =
+      any_probabilities(tensors, random, traits, "draft_probs", num_nodes, vocab_size);
+  return params;
+}
+
+inline SampleChainParams any_sampled_chain(Tensors& tensors, Random& random, const Traits& traits,
+                                           int64_t vocab_size) {
+  const auto [batch_size, num_steps, num_live, num_reqs, is_malformed] = traits;
+  SampleChainParams params;
+  params.round = any_round(tensors, random, traits, num_steps + 1);
+  SamplingChainBatch& chain = params.chain;
+  chain.vocab_size = vocab_size;
+  chain.draft_token_ids =
+      tensors.matrix<const int32_t>("draft_token_ids", batch_size, num_steps, num_live);
+  chain.coins = tensors.matrix<const float>("uniform_samples", batch_size, num_steps, num_live);
+  chain.final_coins =
+      tensors.vector<const float>("uniform_samples_for_final_sampling", batch_size, num_live);
+  const auto coin = [&, malformed = is_malformed] { return any_coin(random, malformed); };
+  fill(chain.coins, num_live, num_steps, coin);
+  fill(chain.final_coins, num_live, coin);
+  fill(chain.draft_token_ids, num_live, num_steps, [&, malformed = is_malformed] {
+    return any_int64(random, random.one_in(2) ? vocab_size : 3, malformed);
+  });
+  chain.target_probs =
+      any_probabilities(tensors, random, traits, "target_probs", num_steps + 1, vocab_size);
+  if (!random.one_in(3)) {
+    chain.draft_probs =
+        any_probabilities(tensors, random, traits, "draft_probs", num_steps, vocab_size);
+  }
+  params.output_width = num_steps + 1 + (random.one_in(2) ? 0 : random.below(40));
+  params.output_token_ids =
+      tensors.matrix<int32_t>("output_token_ids", batch_size, params.output_width, num_live);
+  if (random.one_in(2)) {
+    params.accepted_alone = tensors.vector<int32_t>("accepted_alone", batch_size, num_live);
+    params.emitted_drafts = tensors.vector<int32_t>("emitted_drafts", batch_size, num_live);
+    fill(params.accepted_alone, num_live, [&] { return random.below(100); });
+    fill(params.emitted_drafts, num_live, [&] { return random.below(100); });
+  }
+  return params;
+}
+
 inline UpdateParams any_update(Tensors& tensors, Random& random, const Traits& traits) {
   UpdateParams params;
   params.batch_size = traits.batch_size;

@@ -2,7 +2,7 @@
 // are equal bit for bit, on random calls in random launch shapes and orders, and every counter is
 // back at zero after every launch.
 //
-//   test_kernels fibers|threads FIRST_SEED NUM_CASES [tree|chain|logits|update|chain_tree]
+//   test_kernels fibers|threads FIRST_SEED NUM_CASES [OP, one of kOps below]
 //
 // `threads` runs small cases with a real thread per lane, for ThreadSanitizer. A case depends on
 // its seed alone.
@@ -21,6 +21,7 @@
 #include "cuda_shim.h"
 #include "plan.h"
 #include "rows.h"
+#include "sample.cuh"
 #include "update.cuh"
 #include "verify.cuh"
 #include "verify_logits.cuh"
@@ -206,6 +207,56 @@ struct LogitsOp {
   }
 };
 
+// How the two sampling ops are launched, which is all they share with nobody else.
+struct SampledOp {
+  Sizes sizes;
+  int64_t vocab_size;
+  cuda::LogitsPlan plan;
+
+  SampledOp(Case& test, bool is_huge) : sizes(any_sizes(test, is_huge, 20)) {
+    Random& random = test.random();
+    sizes.batch_size = std::min<int64_t>(sizes.batch_size, test.threads() ? 3 : 12);
+    vocab_size = 1 + (random.one_in(2) ? random.below(40) : test.up_to(700, 150));
+    const bool has_many = !test.threads() && sizes.batch_size < 3 && random.one_in(4);
+    const int64_t max_pieces = has_many ? 70 : 3;
+    plan.piece_size = cuda::ceil_div(vocab_size, random.between(1, max_pieces));
+    plan.num_pieces = cuda::ceil_div(vocab_size, plan.piece_size);
+  }
+  template <typename Params>
+  void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
+    test.launch<cuda::SampleShared>(
+        shape, [&](cuda::SampleShared& shared) { cuda::sample_body(params, plan, shared); });
+  }
+  cuda::LaunchShape shape(Case& test) const {
+    const int64_t num_blocks = std::max<int64_t>(sizes.batch_size * plan.num_pieces, 1);
+    return cuda::shape(num_blocks, std::min<int64_t>(test.any_num_threads(), 96));
+  }
+};
+
+struct SampledTreeOp : SampledOp {
+  using Params = SampleTreeParams;
+  int64_t num_nodes;
+
+  SampledTreeOp(Case& test, bool is_huge) : SampledOp(test, is_huge) {
+    Random& random = test.random();
+    num_nodes = 1 + (is_huge ? random.below(3) : test.up_to(random.one_in(8) ? 69 : 12, 6));
+  }
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_sampled_tree(tensors, random, traits, num_nodes, vocab_size);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_tree_speculative_sampling(params); }
+};
+
+struct SampledChainOp : SampledOp {
+  using Params = SampleChainParams;
+  using SampledOp::SampledOp;
+
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_sampled_chain(tensors, random, traits, vocab_size);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_chain_speculative_sampling(params); }
+};
+
 struct UpdateOp {
   using Params = UpdateParams;
   Sizes sizes;
@@ -341,11 +392,13 @@ class Replays {
   }
 
   Workspace workspace(const Params& params, const cuda::LaunchShape& shape) {
-    constexpr bool kIsLogits = std::is_same_v<Op, LogitsOp>;
     const RoundParams& round = params.round;
-    if (!kIsLogits && (round.adaptive.words != nullptr || shape.num_blocks == 1)) return {};
-    const int64_t num_words =
-        Workspace::num_words(round.batch_size, kIsLogits ? round.num_steps + 1 : 0);
+    const int64_t num_positions = std::is_same_v<Op, LogitsOp>       ? round.num_steps + 1
+                                  : std::is_base_of_v<SampledOp, Op> ? 1
+                                                                     : 0;
+    const bool only_totals = num_positions == 0;
+    if (only_totals && (round.adaptive.words != nullptr || shape.num_blocks == 1)) return {};
+    const int64_t num_words = Workspace::num_words(round.batch_size, num_positions);
     if (num_words > static_cast<int64_t>(workspace_.size())) {
       workspace_.assign(static_cast<size_t>(num_words), 0);
       workspace_.shrink_to_fit();
@@ -366,6 +419,8 @@ constexpr std::pair<const char*, Run> kOps[] = {
     {"logits", [](Case& test) { Replays<LogitsOp>(test).run(); }},
     {"chain", [](Case& test) { Replays<ChainOp>(test).run(); }},
     {"update", [](Case& test) { Replays<UpdateOp>(test).run(); }},
+    {"sampled_tree", [](Case& test) { Replays<SampledTreeOp>(test).run(); }},
+    {"sampled_chain", [](Case& test) { Replays<SampledChainOp>(test).run(); }},
     {"chain_tree", [](Case& test) { Replays<ChainTreeOp>(test).run(); }},
 };
 

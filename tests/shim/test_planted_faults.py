@@ -163,6 +163,29 @@ FAULTS = {
     "a row's last entries forgotten": Fault(
         "logits", "cuda/verify_logits.cuh", "if (rest < end) take_one(rest);", "(void)rest;"
     ),
+    # Drawing.
+    "no barrier before the warps' units are read": Fault(
+        "sampled_chain",
+        "cuda/sample.cuh",
+        "shared.units[warp] = prefix;\n    __syncthreads();\n",
+        "shared.units[warp] = prefix;\n",
+        f"{WRONG}|{DIVERGENCE}",
+    ),
+    "rejected drafts marked by one block for all": Fault(
+        "sampled_tree", "cuda/sample.cuh", "token >= begin && token < end", "piece == 0", WRONG
+    ),
+    "the place in the chosen piece not relative to it": Fault(
+        "sampled_chain",
+        "cuda/sample.cuh",
+        "shared.left = left - (prefix - units);",
+        "shared.left = left;",
+    ),
+    "a request's ticket that counts all pieces of the batch": Fault(
+        "sampled_chain",
+        "cuda/sample.cuh",
+        "request(b)->ticket, num_pieces)",
+        "request(0)->ticket, num_pieces)",
+    ),
     # Trees.
     "only the first 64 nodes of a large tree seen": Fault(
         "tree", "cuda/warp.cuh", "    return row_[i];", "    return high_;", f"{WRONG}|{DIVERGENCE}"
@@ -176,7 +199,7 @@ class Harness:
     def __init__(self, folder: Path):
         self.folder = folder
         # Not from the copy: what is compared with stays right.
-        self.launchers = [folder / "verify.o", folder / "chain_tree.o"]
+        self.launchers = [folder / f"{name}.o" for name in ("verify", "sample", "chain_tree")]
         for launcher in self.launchers:
             source = ROOT / f"csrc/cpu/{launcher.stem}.cpp"
             self.compile("-O2", f"-I{ROOT / 'csrc/core'}", "-c", source, "-o", launcher)
