@@ -1,12 +1,15 @@
 """The ops of `adaptive_spec_ext`, taking an `AdaptiveState` where those take its two tensors.
 
-Arguments, shapes, dtypes and errors are those of the functions of the same names there; slow
-references are in `adaptive_spec.ops_ref`. Importing this module needs the built extension.
+Arguments, shapes, dtypes and errors are those of the functions of the same names there, except that
+`state` is an `AdaptiveState`, which brings its ring; slow references are in
+`adaptive_spec.ops_ref`. Importing this module needs the built extension.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "build_chain_tree",
+    "chain_speculative_sampling",
     "tree_speculative_sampling_target_only",
     "update_and_select",
     "verify_chain_greedy",
@@ -26,149 +30,27 @@ __all__ = [
     "verify_workspace",
 ]
 
+
+def _with_state(op: Callable[..., Any]) -> Callable[..., Any]:
+    """`op`, crediting slot `slot` of an `AdaptiveState` that is passed as `state`."""
+
+    @functools.wraps(op)
+    def verify(*arguments: Any, state: AdaptiveState | None = None, **keywords: Any) -> Any:
+        if state is None:
+            return op(*arguments, **keywords)
+        return op(*arguments, state=state.tensor, ring=state.ring.tensor, **keywords)
+
+    return verify
+
+
 build_chain_tree = _ext.build_chain_tree
+chain_speculative_sampling = _with_state(_ext.chain_speculative_sampling)
+tree_speculative_sampling_target_only = _with_state(_ext.tree_speculative_sampling_target_only)
+verify_chain_greedy = _with_state(_ext.verify_chain_greedy)
+verify_chain_greedy_from_logits = _with_state(_ext.verify_chain_greedy_from_logits)
+verify_chain_sampling = _with_state(_ext.verify_chain_sampling)
+verify_tree_greedy = _with_state(_ext.verify_tree_greedy)
 verify_workspace = _ext.verify_workspace
-
-
-def _with_state(keywords: dict[str, Any], state: AdaptiveState | None) -> dict[str, Any]:
-    if state is not None:
-        keywords["state"] = state.tensor
-        keywords["ring"] = state.ring.tensor
-    return keywords
-
-
-def verify_tree_greedy(
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    candidates: Tensor,
-    retrive_index: Tensor,
-    retrive_next_token: Tensor,
-    retrive_next_sibling: Tensor,
-    target_predict: Tensor,
-    *,
-    state: AdaptiveState | None = None,
-    **keywords: Unpack[_ext.VerifyOptions],
-) -> None:
-    """`adaptive_spec_ext.verify_tree_greedy`, crediting slot `slot` of `state`."""
-    _ext.verify_tree_greedy(
-        predicts,
-        accept_index,
-        accept_token_num,
-        candidates,
-        retrive_index,
-        retrive_next_token,
-        retrive_next_sibling,
-        target_predict,
-        **_with_state(keywords, state),
-    )
-
-
-def verify_chain_greedy(
-    draft_tokens: Tensor,
-    target_predict: Tensor,
-    output_token_ids: Tensor,
-    accept_token_num: Tensor,
-    *,
-    state: AdaptiveState | None = None,
-    **keywords: Unpack[_ext.VerifyOptions],
-) -> None:
-    """`adaptive_spec_ext.verify_chain_greedy`, crediting slot `slot` of `state`."""
-    _ext.verify_chain_greedy(
-        draft_tokens,
-        target_predict,
-        output_token_ids,
-        accept_token_num,
-        **_with_state(keywords, state),
-    )
-
-
-def verify_chain_greedy_from_logits(
-    draft_tokens: Tensor,
-    target_logits: Tensor,
-    output_token_ids: Tensor,
-    accept_token_num: Tensor,
-    *,
-    state: AdaptiveState | None = None,
-    **keywords: Unpack[_ext.VerifyOptions],
-) -> None:
-    """`adaptive_spec_ext.verify_chain_greedy_from_logits`, crediting slot `slot` of `state`."""
-    _ext.verify_chain_greedy_from_logits(
-        draft_tokens,
-        target_logits,
-        output_token_ids,
-        accept_token_num,
-        **_with_state(keywords, state),
-    )
-
-
-def tree_speculative_sampling_target_only(
-    predicts: Tensor,
-    accept_index: Tensor,
-    accept_token_num: Tensor,
-    candidates: Tensor,
-    retrive_index: Tensor,
-    retrive_next_token: Tensor,
-    retrive_next_sibling: Tensor,
-    uniform_samples: Tensor,
-    uniform_samples_for_final_sampling: Tensor,
-    target_probs: Tensor,
-    draft_probs: Tensor,
-    threshold_single: float = 1.0,
-    threshold_acc: float = 1.0,
-    deterministic: bool = True,
-    *,
-    state: AdaptiveState | None = None,
-    **keywords: Unpack[_ext.VerifyOptions],
-) -> None:
-    """`adaptive_spec_ext.tree_speculative_sampling_target_only`, crediting slot `slot` of
-    `state`."""
-    _ext.tree_speculative_sampling_target_only(
-        predicts,
-        accept_index,
-        accept_token_num,
-        candidates,
-        retrive_index,
-        retrive_next_token,
-        retrive_next_sibling,
-        uniform_samples,
-        uniform_samples_for_final_sampling,
-        target_probs,
-        draft_probs,
-        threshold_single,
-        threshold_acc,
-        deterministic,
-        **_with_state(keywords, state),
-    )
-
-
-def verify_chain_sampling(
-    draft_probs: Tensor | None,
-    draft_token_ids: Tensor,
-    target_probs: Tensor,
-    uniform_samples: Tensor,
-    uniform_samples_for_final_sampling: Tensor,
-    output_token_ids: Tensor,
-    accept_token_num: Tensor,
-    output_accepted_token_num: Tensor | None = None,
-    output_emitted_draft_token_num: Tensor | None = None,
-    *,
-    state: AdaptiveState | None = None,
-    **keywords: Unpack[_ext.VerifyOptions],
-) -> None:
-    """`adaptive_spec_ext.verify_chain_sampling`, crediting slot `slot` of `state`."""
-    _ext.verify_chain_sampling(
-        draft_probs,
-        draft_token_ids,
-        target_probs,
-        uniform_samples,
-        uniform_samples_for_final_sampling,
-        output_token_ids,
-        accept_token_num,
-        output_accepted_token_num,
-        output_emitted_draft_token_num,
-        **_with_state(keywords, state),
-    )
 
 
 def update_and_select(

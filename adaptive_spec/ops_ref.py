@@ -88,6 +88,43 @@ def _verify_rows(
     return sums
 
 
+class _Tree:
+    """One request's tree; counts what is wrong with it as it is met."""
+
+    def __init__(
+        self,
+        b: int,
+        num_flat_ids: int,
+        candidates: Tensor,
+        retrive_index: Tensor,
+        retrive_next_token: Tensor,
+        retrive_next_sibling: Tensor,
+    ) -> None:
+        self.tokens: list[int] = candidates[b].tolist()
+        self.flat_ids: list[int] = retrive_index[b].tolist()
+        self._first_child = retrive_next_token[b].tolist()
+        self._next_sibling = retrive_next_sibling[b].tolist()
+        self._num_flat_ids = num_flat_ids
+        self.anomalies = 0
+        self.root = self.flat_ids[0]
+        if not self.has_id(0):
+            self.root = b * len(self.tokens)
+            self.anomalies += 1
+
+    def has_id(self, node: int) -> bool:
+        return 0 <= self.flat_ids[node] < self._num_flat_ids
+
+    def children(self, node: int) -> Iterator[int]:
+        child = self._first_child[node]
+        for _ in self.tokens:
+            if not 0 <= child < len(self.tokens):
+                break
+            yield child
+            child = self._next_sibling[child]
+        # A full list that does not end here goes round in circles, or leaves the tree.
+        self.anomalies += child != -1
+
+
 def verify_tree_greedy_ref(
     predicts: Tensor,
     accept_index: Tensor,
@@ -109,43 +146,24 @@ def verify_tree_greedy_ref(
     choices = [token for row in target_predict.tolist() for token in row]
 
     def verify_row(b: int, limit: int) -> _Row:
-        tokens = candidates[b].tolist()
-        flat_ids = retrive_index[b].tolist()
-        first_child = retrive_next_token[b].tolist()
-        next_sibling = retrive_next_sibling[b].tolist()
-        anomalies = 0
-
-        def children(node: int) -> Iterator[int]:
-            nonlocal anomalies
-            child = first_child[node]
-            for _ in range(num_nodes):
-                if not 0 <= child < num_nodes:
-                    anomalies += child != -1
-                    return
-                yield child
-                child = next_sibling[child]
-            # A full list that does not end here goes round in circles, or leaves the tree.
-            anomalies += child != -1
+        tree = _Tree(
+            b, num_flat_ids, candidates, retrive_index, retrive_next_token, retrive_next_sibling
+        )
 
         def find(node: int, wanted: int) -> int | None:
-            nonlocal anomalies
-            for child in children(node):
-                if tokens[child] == wanted:
-                    if 0 <= flat_ids[child] < num_flat_ids:
+            for child in tree.children(node):
+                if tree.tokens[child] == wanted:
+                    if tree.has_id(child):
                         return child
-                    anomalies += 1
-                anomalies += not _is_token(tokens[child])
+                    tree.anomalies += 1
+                tree.anomalies += not _is_token(tree.tokens[child])
             return None
 
-        root = flat_ids[0]
-        if not 0 <= root < num_flat_ids:
-            root = b * num_nodes
-            anomalies += 1
-        node, path, emitted = 0, [root], []
+        node, path, emitted = 0, [tree.root], []
         while True:
             wanted = choices[path[-1]]
             if not _is_token(wanted):
-                anomalies += 1
+                tree.anomalies += 1
                 emitted.append(0)
                 break
             emitted.append(wanted)
@@ -155,11 +173,11 @@ def verify_tree_greedy_ref(
             if child is None:
                 break
             node = child
-            path.append(flat_ids[child])
+            path.append(tree.flat_ids[child])
         for j, (flat_id, token) in enumerate(zip(path, emitted, strict=True)):
             accept_index[b, j] = flat_id
             predicts[flat_id] = token
-        return _Row(emitted, anomalies)
+        return _Row(emitted, tree.anomalies)
 
     return _verify_rows(
         batch_size, num_steps, num_nodes, verify_row, accept_token_num, num_reqs, **outputs
@@ -320,50 +338,39 @@ def tree_speculative_sampling_target_only_ref(
     scale = max(np.float32(threshold_acc), np.float32(1e-9))
 
     def verify_row(b: int, limit: int) -> _Row:
-        tokens, flat_ids = candidates[b].tolist(), retrive_index[b].tolist()
-        first_child = retrive_next_token[b].tolist()
-        next_sibling = retrive_next_sibling[b].tolist()
+        tree = _Tree(
+            b, num_flat_ids, candidates, retrive_index, retrive_next_token, retrive_next_sibling
+        )
         coins, probs = uniform_samples[b].numpy(), target_probs[b].numpy()
-        anomalies = 0
 
         def find(node: int) -> int | None:
             """The child that the node's coin accepts; marks those before it."""
-            nonlocal anomalies
             mass = np.float32(0)
-            child = first_child[node]
-            for _ in range(num_nodes):
-                if not 0 <= child < num_nodes:
-                    break
-                token = tokens[child]
-                if 0 <= token < vocab_size and 0 <= flat_ids[child] < num_flat_ids:
-                    p = probs[node, token]
-                    if p > 0:
-                        with np.errstate(over="ignore"):
-                            mass = np.float32(mass + p)
-                            share = np.float32(mass / scale)
-                        if coins[node] < share or p >= np.float32(threshold_single):
-                            return child
-                    draft_probs[b, node, token] = float(p)
-                else:
-                    anomalies += 1
-                child = next_sibling[child]
-            anomalies += child != -1
+            for child in tree.children(node):
+                token = tree.tokens[child]
+                if not 0 <= token < vocab_size or not tree.has_id(child):
+                    tree.anomalies += 1
+                    continue
+                p = probs[node, token]
+                if p > 0:
+                    with np.errstate(over="ignore"):
+                        mass = np.float32(mass + p)
+                        share = np.float32(mass / scale)
+                    if coins[node] < share or p >= np.float32(threshold_single):
+                        return child
+                draft_probs[b, node, token] = float(p)
             return None
 
-        root = flat_ids[0]
-        if not 0 <= root < num_flat_ids:
-            root = b * num_nodes
-            anomalies += 1
-        node, path, emitted = 0, [root], []
+        node, path, emitted = 0, [tree.root], []
         is_complete = True
         while len(emitted) < limit:
             child = find(node)
             if child is None:
                 is_complete = False
                 break
-            emitted.append(tokens[child])
+            emitted.append(tree.tokens[child])
             node = child
-            path.append(flat_ids[child])
+            path.append(tree.flat_ids[child])
         drawn, is_sound = _draw(
             probs[node],
             None if is_complete else draft_probs[b, node].numpy(),
@@ -376,7 +383,7 @@ def tree_speculative_sampling_target_only_ref(
             predicts[flat_id] = token
         # A path that came back to a node, through links that go upwards, has overwritten its token.
         emitted = [int(predicts[flat_id]) for flat_id in path]
-        return _Row(emitted, anomalies + (not is_sound))
+        return _Row(emitted, tree.anomalies + (not is_sound))
 
     return _verify_rows(
         batch_size, num_steps, num_nodes, verify_row, accept_token_num, num_reqs, **outputs

@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "round.h"
 #include "workspace.h"
@@ -92,11 +93,31 @@ int64_t num_steps(const Checker& check, const CommonArgs& common, int64_t max_st
                        max_steps);
 }
 
-void check_flat_ids(const Checker& check, int64_t batch_size, int64_t num_nodes) {
-  if (batch_size <= kMaxFlatId / num_nodes) return;
-  fail_argument(check.op(), "candidates",
-                "at most " + std::to_string(kMaxFlatId) + " nodes (flat ids are int32)",
-                std::to_string(batch_size) + " x " + std::to_string(num_nodes));
+// The tree arrays of an op; returns B and D.
+template <typename Args>
+std::pair<int64_t, int64_t> check_trees(const Checker& check, const Args& args, Trees& trees) {
+  check.rank("candidates", args.candidates, 2);
+  const int64_t batch_size = args.candidates.size(0);
+  const int64_t num_nodes = args.candidates.size(1);
+  trees.num_nodes = num_nodes;
+  const auto input = [&](const char* name, const Tensor& tensor) {
+    return check.matrix<const int64_t>(name, tensor, batch_size, num_nodes);
+  };
+  trees.candidates =
+      check.matrix<const int64_t>("candidates", args.candidates, batch_size, at_least(1));
+  if (batch_size > kMaxFlatId / num_nodes) {
+    fail_argument(check.op(), "candidates",
+                  "at most " + std::to_string(kMaxFlatId) + " nodes (flat ids are int32)",
+                  std::to_string(batch_size) + " x " + std::to_string(num_nodes));
+  }
+  trees.retrive_index = input("retrive_index", args.retrive_index);
+  trees.retrive_next_token = input("retrive_next_token", args.retrive_next_token);
+  trees.retrive_next_sibling = input("retrive_next_sibling", args.retrive_next_sibling);
+  trees.predicts =
+      check.vector<int32_t>("predicts", args.predicts, at_least(batch_size * num_nodes));
+  trees.accept_index =
+      check.matrix<int32_t>("accept_index", args.accept_index, batch_size, at_least(1));
+  return {batch_size, num_nodes};
 }
 
 // Rows of logits or probabilities: [B, positions, V], contiguous along V.
@@ -133,27 +154,10 @@ float check_threshold(const Checker& check, const char* name, double threshold) 
 
 VerifyTreeParams to_params(const VerifyTreeArgs& args, StateMemory memory) {
   const Checker check(args.kOp);
-  check.rank("candidates", args.candidates, 2);
-  const int64_t batch_size = args.candidates.size(0);
-  const int64_t num_nodes = args.candidates.size(1);
   VerifyTreeParams params;
-  TreeBatch& tree = params.tree;
-  tree.num_nodes = num_nodes;
-  tree.candidates =
-      check.matrix<const int64_t>("candidates", args.candidates, batch_size, at_least(1));
-  check_flat_ids(check, batch_size, num_nodes);
-  tree.retrive_index =
-      check.matrix<const int64_t>("retrive_index", args.retrive_index, batch_size, num_nodes);
-  tree.retrive_next_token = check.matrix<const int64_t>(
-      "retrive_next_token", args.retrive_next_token, batch_size, num_nodes);
-  tree.retrive_next_sibling = check.matrix<const int64_t>(
-      "retrive_next_sibling", args.retrive_next_sibling, batch_size, num_nodes);
-  tree.target_predict =
+  const auto [batch_size, num_nodes] = check_trees(check, args, params.tree);
+  params.tree.target_predict =
       check.matrix<const int64_t>("target_predict", args.target_predict, batch_size, num_nodes);
-  tree.predicts =
-      check.vector<int32_t>("predicts", args.predicts, at_least(batch_size * num_nodes));
-  tree.accept_index =
-      check.matrix<int32_t>("accept_index", args.accept_index, batch_size, at_least(1));
   const int64_t steps = num_steps(check, args.common, args.accept_index.size(1) - 1);
   params.round = round_params(check, args.common, args.accept_token_num, batch_size, steps,
                               num_nodes, 0, memory);
@@ -217,21 +221,9 @@ VerifyChainLogitsParams to_params(const VerifyChainLogitsArgs& args, StateMemory
 
 SampleTreeParams to_params(const SampleTreeArgs& args, StateMemory memory) {
   const Checker check(args.kOp);
-  check.rank("candidates", args.candidates, 2);
-  const int64_t batch_size = args.candidates.size(0);
-  const int64_t num_nodes = args.candidates.size(1);
   SampleTreeParams params;
   SamplingTreeBatch& tree = params.tree;
-  tree.num_nodes = num_nodes;
-  tree.candidates =
-      check.matrix<const int64_t>("candidates", args.candidates, batch_size, at_least(1));
-  check_flat_ids(check, batch_size, num_nodes);
-  tree.retrive_index =
-      check.matrix<const int64_t>("retrive_index", args.retrive_index, batch_size, num_nodes);
-  tree.retrive_next_token = check.matrix<const int64_t>(
-      "retrive_next_token", args.retrive_next_token, batch_size, num_nodes);
-  tree.retrive_next_sibling = check.matrix<const int64_t>(
-      "retrive_next_sibling", args.retrive_next_sibling, batch_size, num_nodes);
+  const auto [batch_size, num_nodes] = check_trees(check, args, tree);
   tree.coins =
       check.matrix<const float>("uniform_samples", args.uniform_samples, batch_size, num_nodes);
   tree.final_coins = check.vector<const float>("uniform_samples_for_final_sampling",
@@ -243,10 +235,6 @@ SampleTreeParams to_params(const SampleTreeArgs& args, StateMemory memory) {
                                       tree.vocab_size);
   tree.threshold_single = check_threshold(check, "threshold_single", args.threshold_single);
   tree.threshold_acc = check_threshold(check, "threshold_acc", args.threshold_acc);
-  tree.predicts =
-      check.vector<int32_t>("predicts", args.predicts, at_least(batch_size * num_nodes));
-  tree.accept_index =
-      check.matrix<int32_t>("accept_index", args.accept_index, batch_size, at_least(1));
   const int64_t steps = num_steps(check, args.common, args.accept_index.size(1) - 1);
   params.round = round_params(check, args.common, args.accept_token_num, batch_size, steps,
                               num_nodes, 1, memory);

@@ -37,18 +37,11 @@ struct SamplingWalk {
 };
 
 // A batch of trees whose drafts are verified against the target's probabilities alone.
-struct SamplingTreeBatch {
-  Vector<int32_t> predicts;
-  Matrix<int32_t> accept_index;
-  Matrix<const int64_t> candidates;
-  Matrix<const int64_t> retrive_index;
-  Matrix<const int64_t> retrive_next_token;
-  Matrix<const int64_t> retrive_next_sibling;
+struct SamplingTreeBatch : Trees {
   Matrix<const float> coins;        // [B, D]
   Vector<const float> final_coins;  // [B]
   ProbabilityRows target_probs;     // [B, D, V]
   ProbabilityRows draft_probs;      // [B, D, V]
-  int64_t num_nodes = 0;
   int64_t vocab_size = 0;
   float threshold_single = 1.0f;
   float threshold_acc = 1.0f;
@@ -61,31 +54,15 @@ template <typename Group, typename Reject>
 AS_HD SamplingWalk walk_tree_sampling(const Group& group, const SamplingTreeBatch& batch,
                                       int64_t num_live, int64_t b, int64_t num_steps,
                                       bool is_writer, const Reject& reject) {
-  const int64_t num_nodes = batch.num_nodes;
-  const auto candidates = group.load(batch.candidates.row(b), num_nodes);
-  const auto flat_ids = group.load(batch.retrive_index.row(b), num_nodes);
-  const auto next_token = group.load(batch.retrive_next_token.row(b), num_nodes);
-  const auto next_sibling = group.load(batch.retrive_next_sibling.row(b), num_nodes);
-  const auto coins = group.load(batch.coins.row(b), num_nodes);
+  const Tree<Group> tree(group, batch, num_live, b);
+  const auto coins = group.load(batch.coins.row(b), batch.num_nodes);
   const auto accept_index = batch.accept_index.row(b);
   const bool writes = is_writer && group.rank() == 0;
   const float scale = batch.threshold_acc > 1e-9f ? batch.threshold_acc : 1e-9f;
 
   SamplingWalk walk;
   int64_t& num_anomalies = walk.result.num_anomalies;
-  const auto is_flat_id = [&](int64_t id) { return id >= 0 && id < num_live * num_nodes; };
-  // -1 ends a list; any other link out of the tree ends it too, but should not be there.
-  const auto follow = [&](int64_t link) -> int64_t {
-    if (link >= 0 && link < num_nodes) return link;
-    num_anomalies += link != -1;
-    return -1;
-  };
-
-  walk.last_id = flat_ids[0];
-  if (!is_flat_id(walk.last_id)) {
-    ++num_anomalies;
-    walk.last_id = b * num_nodes;
-  }
+  walk.last_id = tree.root_id(num_anomalies);
   while (true) {
     if (writes) accept_index[walk.result.num_accepted] = static_cast<int32_t>(walk.last_id);
     if (walk.result.num_accepted == num_steps) {
@@ -95,32 +72,24 @@ AS_HD SamplingWalk walk_tree_sampling(const Group& group, const SamplingTreeBatc
     const float coin = coins[walk.row];
     const float* probs = batch.target_probs.row(b, walk.row);
     float mass = 0.0f;
-    int64_t child = follow(next_token[walk.row]);
-    for (int64_t seen = 0; child != -1; ++seen) {
-      if (seen == num_nodes) {
-        // A list of siblings has at most num_nodes members; one that goes on is a cycle.
+    const int64_t child = tree.find_child(walk.row, num_anomalies, [&](int64_t token, bool has_id) {
+      if (token < 0 || token >= batch.vocab_size || !has_id) {
         ++num_anomalies;
-        child = -1;
-        break;
+        return false;
       }
-      const int64_t token = candidates[child];
-      if (token >= 0 && token < batch.vocab_size && is_flat_id(flat_ids[child])) {
-        const float p = probs[token];
-        if (p > 0.0f) {
-          mass += p;
-          if (coin < mass / scale || p >= batch.threshold_single) break;
-        }
-        reject(walk.row, token);
-      } else {
-        ++num_anomalies;
+      const float p = probs[token];
+      if (p > 0.0f) {
+        mass += p;
+        if (coin < mass / scale || p >= batch.threshold_single) return true;
       }
-      child = follow(next_sibling[child]);
-    }
+      reject(walk.row, token);
+      return false;
+    });
     if (child == -1) break;
-    const int64_t accepted = candidates[child];
+    const int64_t accepted = tree.token(child);
     if (writes) batch.predicts[walk.last_id] = static_cast<int32_t>(accepted);
     walk.row = child;
-    walk.last_id = flat_ids[child];
+    walk.last_id = tree.flat_id(child);
     ++walk.result.num_accepted;
   }
   return walk;

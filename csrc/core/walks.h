@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "argmax.h"
 #include "group.h"
@@ -80,51 +81,92 @@ AS_HD WalkResult walk_chain_greedy(const Group& group, Vector<const int64_t> dra
 // A batch of trees, B requests of D nodes; node 0 is the last committed token. A node's *flat id*,
 // retrive_index[b][i], is its place in predicts and, read row by row, in target_predict; it is
 // b * D + i unless the caller laid the batch out otherwise.
-struct TreeBatch {
+struct Trees {
   Vector<int32_t> predicts;                  // [num_live * D]
   Matrix<int32_t> accept_index;              // [B, >= num_steps + 1]
   Matrix<const int64_t> candidates;          // [B, D] token ids
   Matrix<const int64_t> retrive_index;       // [B, D]
   Matrix<const int64_t> retrive_next_token;  // [B, D] first child, -1: none
   Matrix<const int64_t> retrive_next_sibling;
-  Matrix<const int64_t> target_predict;
   int64_t num_nodes = 0;  // D
 };
 
-// num_live: requests that are not padding; the ids of the others are none.
+struct TreeBatch : Trees {
+  Matrix<const int64_t> target_predict;
+};
+
+// One request's tree, as all lanes of a group walk through it.
+template <typename Group>
+class Tree {
+ public:
+  // num_live: requests that are not padding; the ids of the others are none.
+  AS_HD Tree(const Group& group, const Trees& trees, int64_t num_live, int64_t b)
+      : candidates_(group.load(trees.candidates.row(b), trees.num_nodes)),
+        flat_ids_(group.load(trees.retrive_index.row(b), trees.num_nodes)),
+        next_token_(group.load(trees.retrive_next_token.row(b), trees.num_nodes)),
+        next_sibling_(group.load(trees.retrive_next_sibling.row(b), trees.num_nodes)),
+        num_nodes_(trees.num_nodes),
+        num_ids_(num_live * trees.num_nodes),
+        first_id_(b * trees.num_nodes) {}
+
+  AS_HD int64_t first_id() const { return first_id_; }
+  AS_HD int64_t flat_id(int64_t node) const { return flat_ids_[node]; }
+  AS_HD int64_t token(int64_t node) const { return candidates_[node]; }
+  AS_HD bool is_flat_id(int64_t id) const { return id >= 0 && id < num_ids_; }
+
+  AS_HD int64_t root_id(int64_t& num_anomalies) const {
+    const int64_t id = flat_ids_[0];
+    if (is_flat_id(id)) return id;
+    ++num_anomalies;
+    return first_id_;
+  }
+
+  // The first child of `node`, in list order, that accepts(token, has_id) takes; -1 if none
+  // does. A child without a flat id cannot be taken.
+  template <typename Accepts>
+  AS_HD int64_t find_child(int64_t node, int64_t& num_anomalies, const Accepts& accepts) const {
+    // -1 ends a list; any other link out of the tree ends it too, but should not be there.
+    const auto follow = [&](int64_t link) -> int64_t {
+      if (link >= 0 && link < num_nodes_) return link;
+      num_anomalies += link != -1;
+      return -1;
+    };
+    int64_t child = follow(next_token_[node]);
+    for (int64_t seen = 0; child != -1; ++seen) {
+      // A list of siblings has at most num_nodes members; one that goes on is a cycle.
+      if (seen == num_nodes_) {
+        ++num_anomalies;
+        return -1;
+      }
+      if (accepts(candidates_[child], is_flat_id(flat_ids_[child]))) return child;
+      child = follow(next_sibling_[child]);
+    }
+    return -1;
+  }
+
+ private:
+  using Row = decltype(std::declval<Group>().load(std::declval<Vector<const int64_t>>(), 0));
+  Row candidates_, flat_ids_, next_token_, next_sibling_;
+  int64_t num_nodes_, num_ids_, first_id_;
+};
+
 // Writes accept_index[b][0..num_accepted] and the predicts of those nodes, nothing else.
 template <typename Group>
 AS_HD WalkResult walk_tree_greedy(const Group& group, const TreeBatch& batch, int64_t num_live,
                                   int64_t b, int64_t num_steps) {
   const int64_t num_nodes = batch.num_nodes;
-  const int64_t first_id = b * num_nodes;
-  const auto candidates = group.load(batch.candidates.row(b), num_nodes);
-  const auto flat_ids = group.load(batch.retrive_index.row(b), num_nodes);
-  const auto next_token = group.load(batch.retrive_next_token.row(b), num_nodes);
-  const auto next_sibling = group.load(batch.retrive_next_sibling.row(b), num_nodes);
+  const Tree<Group> tree(group, batch, num_live, b);
   const auto own_targets = group.load(batch.target_predict.row(b), num_nodes);
   const auto accept_index = batch.accept_index.row(b);
-
-  const auto is_flat_id = [&](int64_t id) { return id >= 0 && id < num_live * num_nodes; };
   const auto target = [&](int64_t flat_id) {
-    const int64_t own = flat_id - first_id;
+    const int64_t own = flat_id - tree.first_id();
     if (own >= 0 && own < num_nodes) return target_token(own_targets[own]);
     return target_token(batch.target_predict.at(flat_id / num_nodes, flat_id % num_nodes));
   };
-  WalkResult result;
-  // -1 ends a list; any other link out of the tree ends it too, but should not be there.
-  const auto follow = [&](int64_t link) -> int64_t {
-    if (link >= 0 && link < num_nodes) return link;
-    result.num_anomalies += link != -1;
-    return -1;
-  };
 
+  WalkResult result;
   int64_t node = 0;
-  int64_t last = flat_ids[0];
-  if (!is_flat_id(last)) {
-    ++result.num_anomalies;
-    last = first_id;
-  }
+  int64_t last = tree.root_id(result.num_anomalies);
   TargetToken wanted;
   while (true) {
     if (group.rank() == 0) accept_index[result.num_accepted] = static_cast<int32_t>(last);
@@ -133,23 +175,14 @@ AS_HD WalkResult walk_tree_greedy(const Group& group, const TreeBatch& batch, in
     if (group.rank() == 0) batch.predicts[last] = static_cast<int32_t>(wanted.id);
     if (!wanted.is_valid || result.num_accepted == num_steps) break;
 
-    int64_t child = follow(next_token[node]);
-    // A list of siblings has at most num_nodes members; one that goes on is a cycle.
-    for (int64_t seen = 0; child != -1; ++seen) {
-      if (seen == num_nodes) {
-        ++result.num_anomalies;
-        child = -1;
-        break;
-      }
-      const int64_t token = candidates[child];
-      if (token == wanted.id && is_flat_id(flat_ids[child])) break;
+    node = tree.find_child(node, result.num_anomalies, [&](int64_t token, bool has_id) {
+      if (token == wanted.id && has_id) return true;
       const bool is_token = token >= 0 && token < kMaxVocabSize;
       result.num_anomalies += !is_token || token == wanted.id;
-      child = follow(next_sibling[child]);
-    }
-    if (child == -1) break;
-    node = child;
-    last = flat_ids[child];
+      return false;
+    });
+    if (node == -1) break;
+    last = tree.flat_id(node);
     ++result.num_accepted;
   }
   result.bonus = wanted.id;

@@ -6,7 +6,7 @@ namespace adaptive_spec::cuda {
 namespace {
 
 template <typename Params>
-__global__ void __launch_bounds__(kMaxSoloRequests* kWarpSize)
+__global__ void __launch_bounds__(kMaxSoloRequests* kWarpSize, 1)
     verify_kernel(const __grid_constant__ Params params) {
   __shared__ FinishShared shared;
   verify_body(params, shared);

@@ -74,7 +74,7 @@ KERNELS = {"verify.cu": 2, "verify_logits.cu": 3, "sample.cu": 2, "update.cu": 2
 # the launch shapes count on: 4 of 256 threads, 2 where a row is drawn from, or one of 512.
 MAX_REGISTERS = {
     "verify_logits_kernel": 64,
-    "verify_kernel": 72,
+    "verify_kernel": 96,
     "sample_kernel": 128,
     "update_kernel": 64,
 }

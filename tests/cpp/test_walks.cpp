@@ -111,10 +111,14 @@ void fuzz_tree() {
   std::vector<int32_t> accept_index(batch_size * (num_steps + 1), kUnwritten);
   Outputs outputs(batch_size, num_steps);
   VerifyTreeParams params{outputs.round(batch_size, num_steps, num_nodes), {}};
-  params.tree = {{predicts.data()}, {accept_index.data(), num_steps + 1, 1},
-                 candidates.matrix, flat_ids.matrix,
-                 next_token.matrix, next_sibling.matrix,
-                 target.matrix,     num_nodes};
+  params.tree = {{{predicts.data()},
+                  {accept_index.data(), num_steps + 1, 1},
+                  candidates.matrix,
+                  flat_ids.matrix,
+                  next_token.matrix,
+                  next_sibling.matrix,
+                  num_nodes},
+                 target.matrix};
   cpu::launch_verify_tree_greedy(params);
   outputs.check(params.round);
 }
