@@ -311,6 +311,7 @@ def verify_chain_sampling(
     accept_token_num: Tensor,
     output_accepted_token_num: Tensor | None = None,
     output_emitted_draft_token_num: Tensor | None = None,
+    block_verification: bool = False,
     **keywords: Unpack[VerifyKeywords],
 ) -> None:
     """Speculative sampling of draft chains: the output follows the target's distribution.
@@ -332,6 +333,10 @@ def verify_chain_sampling(
         output_accepted_token_num: int32 [B], mutated: grows by the drafts that would be accepted if
             each stood alone.
         output_emitted_draft_token_num: int32 [B], mutated: grows by the accepted drafts.
+        block_verification: verify a request's drafts as a block (Sun et al. 2024, arXiv
+            2403.10444): the last position that passes counts instead of the first that fails. The
+            output follows the same distribution, and as many drafts or more are accepted on
+            average; all rows are read. S is at most 64.
 
     Degenerate rows and determinism are as in `tree_speculative_sampling_target_only`.
     Source: Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
@@ -346,6 +351,7 @@ def verify_chain_sampling(
         accept_token_num,
         output_accepted_token_num,
         output_emitted_draft_token_num,
+        block_verification,
         **keywords,
     )
 

@@ -253,6 +253,8 @@ SampleChainParams to_params(const SampleChainArgs& args, StateMemory memory) {
   chain.target_probs = probability_rows(check, "target_probs", args.target_probs, batch_size,
                                         at_least(steps + 1), at_least(1));
   chain.vocab_size = args.target_probs.size(2);
+  chain.is_block = args.block_verification;
+  if (chain.is_block) check.integer("speculative_num_steps", steps, 0, kMaxSteps);
   if (args.draft_probs) {
     chain.draft_probs = probability_rows(check, "draft_probs", *args.draft_probs, batch_size,
                                          at_least(steps), chain.vocab_size);
@@ -269,7 +271,7 @@ SampleChainParams to_params(const SampleChainArgs& args, StateMemory memory) {
   params.emitted_drafts = check.vector<int32_t>("output_emitted_draft_token_num",
                                                 args.output_emitted_draft_token_num, batch_size);
   params.round = round_params(check, args.common, args.accept_token_num, batch_size, steps,
-                              steps + 1, 1, memory);
+                              steps + 1, chain.is_block ? steps + 1 : 1, memory);
   return params;
 }
 

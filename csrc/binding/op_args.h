@@ -150,6 +150,7 @@ struct SampleChainArgs {
   const Tensor& accept_token_num;
   const OptionalTensor& output_accepted_token_num;
   const OptionalTensor& output_emitted_draft_token_num;
+  bool block_verification;
   CommonArgs common;
 
   template <typename Visit>

@@ -71,11 +71,11 @@ void verify_chain_sampling(const OptionalTensor& draft_probs, const Tensor& draf
                            const Tensor& output_token_ids, const Tensor& accept_token_num,
                            const OptionalTensor& output_accepted_token_num,
                            const OptionalTensor& output_emitted_draft_token_num,
-                           AS_COMMON_PARAMETERS) {
+                           bool block_verification, AS_COMMON_PARAMETERS) {
   Device::run(SampleChainArgs{draft_probs, draft_token_ids, target_probs, uniform_samples,
                               uniform_samples_for_final_sampling, output_token_ids,
                               accept_token_num, output_accepted_token_num,
-                              output_emitted_draft_token_num, AS_COMMON_ARGS});
+                              output_emitted_draft_token_num, block_verification, AS_COMMON_ARGS});
 }
 
 template <typename Device>

@@ -8,6 +8,7 @@
 
 #include "../cuda/launch.h"
 #include "ops.h"
+#include "sampling_rows.h"
 
 namespace adaptive_spec {
 namespace {
@@ -75,7 +76,7 @@ struct Cuda {
     return Workspace::num_words(params.round.batch_size, 1);
   }
   static int64_t num_workspace_words(const SampleChainParams& params) {
-    return Workspace::num_words(params.round.batch_size, 1);
+    return Workspace::num_words(params.round.batch_size, max_rows_to_sum(params));
   }
 };
 

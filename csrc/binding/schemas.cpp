@@ -35,7 +35,7 @@ STABLE_TORCH_LIBRARY(adaptive_spec, m) {
       "Tensor uniform_samples, Tensor uniform_samples_for_final_sampling, "
       "Tensor(a!) output_token_ids, Tensor(b!) accept_token_num, "
       "Tensor(c!)? output_accepted_token_num=None, "
-      "Tensor(d!)? output_emitted_draft_token_num=None, "
+      "Tensor(d!)? output_emitted_draft_token_num=None, bool block_verification=False, "
       "*, " AS_COMMON_ARGUMENTS ") -> ()");
   m.def(
       "update_and_select(Tensor accept_token_num, Tensor(a!) state, Tensor(b!) ring, "

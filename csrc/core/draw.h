@@ -41,12 +41,14 @@ struct ResidualRow {
   const float* target = nullptr;  // [V]
   const float* draft = nullptr;   // [V], null: nothing is taken off
   int64_t excluded = -1;          // a token whose weight is zero
+  float scale = 1.0f;             // of the target's probabilities
 
   AS_HD float weight(int64_t i) const {
     if (i == excluded) return 0.0f;
     const float taken = draft == nullptr ? 0.0f : draft[i];
     // A draft row may be left unwritten by a caller that has no draft probabilities.
-    return taken == taken ? target[i] - taken : target[i];
+    const float scaled = scale * target[i];
+    return taken == taken ? scaled - taken : scaled;
   }
 };
 

@@ -13,34 +13,21 @@
 
 namespace adaptive_spec {
 
-// reject(row, token): see walk_tree_sampling; only trees write rejected drafts back.
+// reject(row, token): see walk_tree_sampling; only trees write rejected drafts back. joint: see
+// walk_chain_sampling; [kMaxSteps + 1].
 template <typename Group, typename Reject>
 AS_HD SamplingWalk sampling_walk(const Group& group, const SampleTreeParams& params,
-                                 int64_t num_live, int64_t b, bool is_writer,
+                                 int64_t num_live, int64_t b, bool is_writer, float* /*joint*/,
                                  const Reject& reject) {
   return walk_tree_sampling(group, params.tree, num_live, b, params.round.accept_limit(b),
                             is_writer, reject);
 }
 template <typename Group, typename Reject>
 AS_HD SamplingWalk sampling_walk(const Group& group, const SampleChainParams& params,
-                                 int64_t /*num_live*/, int64_t b, bool is_writer,
+                                 int64_t /*num_live*/, int64_t b, bool /*is_writer*/, float* joint,
                                  const Reject& /*reject*/) {
-  const bool counts_alone = static_cast<bool>(params.accepted_alone);
-  const SamplingWalk walk =
-      walk_chain_sampling(group, params.chain, b, params.round.accept_limit(b), is_writer,
-                          params.output_token_ids.row(b), counts_alone);
-  if (!is_writer) return walk;
-  if (group.rank() == 0 && counts_alone) {
-    params.accepted_alone[b] += static_cast<int32_t>(walk.num_alone);
-  }
-  if (group.rank() == 0 && params.emitted_drafts) {
-    params.emitted_drafts[b] += static_cast<int32_t>(walk.result.num_accepted);
-  }
-  for (int64_t i = walk.result.num_accepted + 1 + group.rank(); i < params.output_width;
-       i += group.size()) {
-    params.output_token_ids.at(b, i) = -1;
-  }
-  return walk;
+  return walk_chain_sampling(group, params.chain, b, params.round.accept_limit(b),
+                             static_cast<bool>(params.accepted_alone), joint);
 }
 
 // A tree's rejected drafts are marked in draft_probs: the target's probability is taken off whole.
@@ -49,27 +36,58 @@ AS_HD void reject_draft(const SampleTreeParams& params, int64_t b, int64_t row, 
 }
 AS_HD void reject_draft(const SampleChainParams&, int64_t, int64_t, int64_t) {}
 
-AS_HD ResidualRow residual_row(const SampleTreeParams& params, int64_t b,
-                               const SamplingWalk& walk) {
+// Row i of those that the walk has left to draw from, counted from walk.row.
+AS_HD ResidualRow residual_row(const SampleTreeParams& params, int64_t b, const SamplingWalk& walk,
+                               int64_t /*i*/, const float* /*joint*/) {
   const SamplingTreeBatch& tree = params.tree;
   return {tree.target_probs.row(b, walk.row),
-          walk.is_complete ? nullptr : tree.draft_probs.row(b, walk.row), -1};
+          walk.is_complete ? nullptr : tree.draft_probs.row(b, walk.row)};
 }
-AS_HD ResidualRow residual_row(const SampleChainParams& params, int64_t b,
-                               const SamplingWalk& walk) {
+AS_HD ResidualRow residual_row(const SampleChainParams& params, int64_t b, const SamplingWalk& walk,
+                               int64_t i, const float* joint) {
   const SamplingChainBatch& chain = params.chain;
-  ResidualRow residual{chain.target_probs.row(b, walk.row), nullptr, -1};
-  if (walk.is_complete) return residual;
+  const int64_t row = walk.row + i;
+  ResidualRow residual{chain.target_probs.row(b, row)};
+  if (row == params.round.accept_limit(b)) return residual;
+  if (chain.is_block) residual.scale = joint[row];
   if (chain.draft_probs) {
-    residual.draft = chain.draft_probs.row(b, walk.row);
+    residual.draft = chain.draft_probs.row(b, row);
   } else {
-    residual.excluded = chain.draft_token_ids.at(b, walk.row);
+    residual.excluded = chain.draft_token_ids.at(b, row);
   }
   return residual;
 }
 
+// Ends a walk that has several rows left, given each row's sum: total_units(i).
+template <typename Units>
+AS_HD void settle(const SampleTreeParams&, int64_t, SamplingWalk&, const float*, const Units&) {}
+template <typename Units>
+AS_HD void settle(const SampleChainParams& params, int64_t b, SamplingWalk& walk,
+                  const float* joint, const Units& total_units) {
+  const SamplingChainBatch& chain = params.chain;
+  if (!chain.is_block) return;
+  const int64_t limit = walk.num_rows - 1;
+  const double units = units_per_weight(chain.vocab_size);
+  int64_t last = 0;
+  for (int64_t i = 1; i <= limit; ++i) {
+    const float coin = chain.coins.at(b, i - 1);
+    const bool passes =
+        i == limit ? coin < joint[i] : passes_block(coin, joint[i], total_units(i) / units);
+    if (passes) last = i;
+  }
+  walk.result.num_accepted = last;
+  walk.row = last;
+  walk.num_rows = 1;
+  walk.is_complete = last == limit;
+}
+
 AS_HD int64_t vocab_size(const SampleTreeParams& params) { return params.tree.vocab_size; }
 AS_HD int64_t vocab_size(const SampleChainParams& params) { return params.chain.vocab_size; }
+// Rows whose sums a request may need: the share of a workspace that it takes.
+AS_HD int64_t max_rows_to_sum(const SampleTreeParams&) { return 1; }
+AS_HD int64_t max_rows_to_sum(const SampleChainParams& params) {
+  return params.chain.is_block ? params.round.num_steps + 1 : 1;
+}
 AS_HD float final_coin(const SampleTreeParams& params, int64_t b) {
   return params.tree.final_coins[b];
 }
@@ -86,11 +104,26 @@ AS_HD void complete(SamplingWalk& walk, const RowSum& sum, int64_t drawn) {
   walk.result.num_anomalies += sum.best.has_nan || !has_best;
 }
 
-AS_HD void write_bonus(const SampleTreeParams& params, int64_t /*b*/, const SamplingWalk& walk) {
-  params.tree.predicts[walk.last_id] = static_cast<int32_t>(walk.result.bonus);
+// What a request has emitted, as far as the walk itself has not written it; by all lanes.
+template <typename Group>
+AS_HD void write_tokens(const Group& group, const SampleTreeParams& params, int64_t /*b*/,
+                        const SamplingWalk& walk) {
+  if (group.rank() == 0)
+    params.tree.predicts[walk.last_id] = static_cast<int32_t>(walk.result.bonus);
 }
-AS_HD void write_bonus(const SampleChainParams& params, int64_t b, const SamplingWalk& walk) {
-  params.output_token_ids.at(b, walk.result.num_accepted) = static_cast<int32_t>(walk.result.bonus);
+template <typename Group>
+AS_HD void write_tokens(const Group& group, const SampleChainParams& params, int64_t b,
+                        const SamplingWalk& walk) {
+  const int64_t n = walk.result.num_accepted;
+  const Vector<int32_t> output = params.output_token_ids.row(b);
+  for (int64_t i = group.rank(); i < params.output_width; i += group.size()) {
+    output[i] = i < n    ? params.chain.draft_token_ids.at(b, i)
+                : i == n ? static_cast<int32_t>(walk.result.bonus)
+                         : -1;
+  }
+  if (group.rank() != 0) return;
+  if (params.accepted_alone) params.accepted_alone[b] += static_cast<int32_t>(walk.num_alone);
+  if (params.emitted_drafts) params.emitted_drafts[b] += static_cast<int32_t>(n);
 }
 
 AS_HD int64_t emitted_token(const SampleTreeParams& params, int64_t b, int64_t j) {

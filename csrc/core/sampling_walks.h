@@ -31,7 +31,8 @@ struct ProbabilityRows {
 struct SamplingWalk {
   WalkResult result;         // without the bonus token, which is yet to be drawn
   int64_t last_id = 0;       // trees: where in predicts the bonus token goes
-  int64_t row = 0;           // the row it is drawn from
+  int64_t row = 0;           // the row it is drawn from, or the first of those it may be
+  int64_t num_rows = 1;      // how many that are; more than one until `settle`
   bool is_complete = false;  // the drafts ended, or their limit did: nothing was rejected there
   int64_t num_alone = 0;     // chains, if asked for: drafts that would be accepted by themselves
 };
@@ -103,38 +104,72 @@ struct SamplingChainBatch {
   ProbabilityRows target_probs;           // [B, >= S + 1, V]
   ProbabilityRows draft_probs;            // [B, >= S, V]; null: each draft had probability 1
   int64_t vocab_size = 0;
+  bool is_block = false;  // verify a request's drafts as a block; S is at most kMaxSteps then
 };
 
+// What the target and the draft say of one draft token.
+struct DraftChance {
+  float p = 0.0f;
+  float q = 1.0f;
+  bool is_token = false;
+};
+
+AS_HD DraftChance draft_chance(const SamplingChainBatch& batch, int64_t b, int64_t i,
+                               int64_t token) {
+  if (token < 0 || token >= batch.vocab_size) return {};
+  return {batch.target_probs.row(b, i)[token],
+          batch.draft_probs ? batch.draft_probs.row(b, i)[token] : 1.0f, true};
+}
+
+// How probable the target finds a block of drafts, compared with the draft and never above 1, after
+// one more of them.
+AS_HD float joint_ratio(float before, const DraftChance& chance) {
+  const float scaled = before * chance.p;
+  if (!chance.is_token || !(scaled > 0.0f)) return 0.0f;
+  if (scaled >= chance.q) return 1.0f;
+  const float ratio = scaled / chance.q;
+  return ratio > 0.0f ? ratio : 0.0f;
+}
+
+// A coin below residual / (residual + 1 - joint), where the residual is what the row behind a draft
+// has left.
+AS_HD bool passes_block(float coin, float joint, double residual) {
+  return static_cast<double>(coin) * (residual + (1.0 - static_cast<double>(joint))) < residual;
+}
+
 // Speculative sampling (Leviathan et al. 2023, Chen et al. 2023): a draft is accepted with
-// probability min(1, p / q). `output` gets the accepted drafts.
+// probability min(1, p / q), and the first one that is not ends the walk. For a block (Sun et al.
+// 2024) only the joint ratios after 0, 1, ... num_steps drafts are computed here; the last draft
+// that passes ends it, which takes the sums of all rows (`settle`). joint: [num_steps + 1], blocks
+// only; written by lane 0, so that a barrier has to follow.
 template <typename Group>
 AS_HD SamplingWalk walk_chain_sampling(const Group& group, const SamplingChainBatch& batch,
-                                       int64_t b, int64_t num_steps, bool is_writer,
-                                       Vector<int32_t> output, bool counts_alone) {
+                                       int64_t b, int64_t num_steps, bool counts_alone,
+                                       float* joint) {
   const auto drafts = group.load(batch.draft_token_ids.row(b), num_steps);
   const auto coins = group.load(batch.coins.row(b), num_steps);
-  const auto accepts = [&](int64_t i) {
-    const int64_t token = drafts[i];
-    if (token < 0 || token >= batch.vocab_size) return false;
-    const float p = batch.target_probs.row(b, i)[token];
-    const float q = batch.draft_probs ? batch.draft_probs.row(b, i)[token] : 1.0f;
-    return coins[i] * q < p;
-  };
+  const bool is_writer = group.rank() == 0;
   SamplingWalk walk;
-  int64_t& num_accepted = walk.result.num_accepted;
-  while (num_accepted < num_steps) {
-    const int64_t token = drafts[num_accepted];
-    walk.result.num_anomalies += token < 0 || token >= batch.vocab_size;
-    if (!accepts(num_accepted)) break;
-    if (is_writer && group.rank() == 0) output[num_accepted] = static_cast<int32_t>(token);
-    ++num_accepted;
+  bool goes_on = true;
+  float ratio = 1.0f;
+  if (batch.is_block && is_writer) joint[0] = ratio;
+  for (int64_t i = 0; i < num_steps && (goes_on || counts_alone || batch.is_block); ++i) {
+    const DraftChance chance = draft_chance(batch, b, i, drafts[i]);
+    const bool is_accepted = chance.is_token && coins[i] * chance.q < chance.p;
+    walk.num_alone += is_accepted;
+    walk.result.num_anomalies += goes_on && !chance.is_token;
+    if (batch.is_block) {
+      ratio = joint_ratio(ratio, chance);
+      if (is_writer) joint[i + 1] = ratio;
+      goes_on = goes_on && chance.is_token;
+    } else {
+      goes_on = goes_on && is_accepted;
+      walk.result.num_accepted += goes_on;
+    }
   }
-  walk.row = num_accepted;
-  walk.is_complete = num_accepted == num_steps;
-  if (counts_alone) {
-    walk.num_alone = num_accepted;
-    for (int64_t i = num_accepted; i < num_steps; ++i) walk.num_alone += accepts(i);
-  }
+  walk.row = batch.is_block ? 0 : walk.result.num_accepted;
+  walk.num_rows = batch.is_block ? num_steps + 1 : 1;
+  walk.is_complete = walk.result.num_accepted == num_steps;
   return walk;
 }
 

@@ -45,14 +45,12 @@ class Workspace {
   AS_HD explicit operator bool() const { return words_ != nullptr; }
 
   // Words that serve every call with up to `batch_size` requests of up to `num_positions` (D) rows
-  // of logits; 0 for the ops that are given the choices.
+  // that are scanned; 0 for the ops that are given the choices.
   AS_HD static constexpr int64_t num_words(int64_t batch_size, int64_t num_positions) {
     const int64_t num_rows = batch_size * num_positions;
     const int64_t counters = kTotalsWords + batch_size + (num_rows + 1) / 2;
     const int64_t wave = batch_size > kMaxWavePieces ? batch_size : kMaxWavePieces;
-    const int64_t row_sums = num_positions == 0 ? 0 : wave * kRowSumWords;
-    const int64_t choices = num_rows + num_positions * wave * kPartialWords;
-    const int64_t results = choices > row_sums ? choices : row_sums;
+    const int64_t results = num_rows + num_positions * wave * kPieceWords;
     const int64_t third = (results + 2) / 3;
     return 4 * (counters > third ? counters : third);
   }
@@ -65,10 +63,8 @@ class Workspace {
     return reinterpret_cast<uint32_t*>(words_ + kTotalsWords + batch_size) + row;
   }
   AS_HD int64_t* choice(int64_t row) const { return results_ + row; }
-  // The same for the ops that draw, whose requests have one row each.
-  AS_HD RowSum* row_sums(int64_t b, int64_t num_pieces) const {
-    return reinterpret_cast<RowSum*>(results_) + b * num_pieces;
-  }
+  // For the ops that draw, which have no choices.
+  AS_HD RowSum* row_sums(int64_t i) const { return reinterpret_cast<RowSum*>(results_) + i; }
   // Of the given row's pieces the first; the others follow it.
   AS_HD Argmax<float>* partials(int64_t num_rows, int64_t row, int64_t num_pieces) const {
     return reinterpret_cast<Argmax<float>*>(results_ + num_rows) + row * num_pieces;
@@ -76,8 +72,9 @@ class Workspace {
 
  private:
   static constexpr int64_t kTotalsWords = sizeof(RoundTotals) / kWordSize;
-  static constexpr int64_t kPartialWords = sizeof(Argmax<float>) / kWordSize;
-  static constexpr int64_t kRowSumWords = sizeof(RowSum) / kWordSize;
+  // What is kept of a piece of a row, whichever of the two it is.
+  static constexpr int64_t kPieceWords = sizeof(RowSum) / kWordSize;
+  static_assert(sizeof(RowSum) >= sizeof(Argmax<float>));
   static_assert(sizeof(RequestProgress) == kWordSize);
   static_assert(sizeof(Argmax<float>) % kWordSize == 0);
 

@@ -353,6 +353,7 @@ inline SampleChainParams any_sampled_chain(Tensors& tensors, Random& random, con
   params.round = any_round(tensors, random, traits, num_steps + 1);
   SamplingChainBatch& chain = params.chain;
   chain.vocab_size = vocab_size;
+  chain.is_block = random.one_in(2);
   chain.draft_token_ids =
       tensors.matrix<const int32_t>("draft_token_ids", batch_size, num_steps, num_live);
   chain.coins = tensors.matrix<const float>("uniform_samples", batch_size, num_steps, num_live);

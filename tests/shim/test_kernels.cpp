@@ -394,7 +394,7 @@ class Replays {
   Workspace workspace(const Params& params, const cuda::LaunchShape& shape) {
     const RoundParams& round = params.round;
     const int64_t num_positions = std::is_same_v<Op, LogitsOp>       ? round.num_steps + 1
-                                  : std::is_base_of_v<SampledOp, Op> ? 1
+                                  : std::is_base_of_v<SampledOp, Op> ? round.num_steps + 1
                                                                      : 0;
     const bool only_totals = num_positions == 0;
     if (only_totals && (round.adaptive.words != nullptr || shape.num_blocks == 1)) return {};
