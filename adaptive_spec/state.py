@@ -11,6 +11,7 @@ the state to the host. A serving loop needs none of it: its decisions come from 
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -61,6 +62,7 @@ class AdaptiveState:
         ring: the `DecisionRing` that goes with it.
 
     Raises:
+        TypeError: `initial_steps` is no integer.
         ValueError: bad config, device or ring depth.
         RuntimeError: CUDA did not give the memory.
     """
@@ -73,7 +75,11 @@ class AdaptiveState:
         device: torch.device | str = "cpu",
         ring_depth: int = 64,
     ):
+        if isinstance(initial_steps, bool) or not isinstance(initial_steps, int):
+            raise TypeError(f"`initial_steps` must be an integer, got {initial_steps!r}")
         self.device = resolve_device(device)
+        # Readers count rounds on their own, so whatever sets the round number tells them.
+        self._readers: weakref.WeakSet[_C.StepReader] = weakref.WeakSet()
         self.config = load_adaptive_config(config)
         self.router = BatchRouter(self.config)
         num_slots = len(self.config.slots)
@@ -100,6 +106,7 @@ class AdaptiveState:
         self._wait_for_rounds()
         _C.reset_state(self._words, self.ring.native)
         self._upload()
+        self._restart_readers()
 
     def _wait_for_rounds(self) -> None:
         if self.tensor.is_cuda:
@@ -188,7 +195,7 @@ class AdaptiveState:
 
         On CUDA making it waits for the device; using it does not.
         """
-        return _C.StepReader(
+        reader = _C.StepReader(
             ring=self.ring.native,
             slot_batch_sizes=[slot.batch_size for slot in self.config.slots],
             cuda_graph_bs=self.router.cuda_graph_bs or [],
@@ -197,6 +204,8 @@ class AdaptiveState:
             first_round=self.next_round,
             timeout_s=timeout_s,
         )
+        self._readers.add(reader)
+        return reader
 
     def candidate_steps_for_batch(self, batch_size: int) -> list[int]:
         """Every step count that a round of this size can be asked to run, ascending."""
@@ -263,21 +272,33 @@ class AdaptiveState:
                 f"{saved.numel()} words, this one {self.tensor.numel()}"
             )
         saved = saved.cpu().contiguous()
-        header, configs, _ = _views(saved.numpy(), len(self.config.slots))
+        header, configs, slots = _views(saved.numpy(), len(self.config.slots))
         if header["magic"] != _C.STATE_MAGIC:
             raise ValueError("`state_dict` was saved by a version with another state layout")
+        for name in ("num_words", "num_slots"):
+            if header[name] != self._header[name]:
+                raise ValueError(
+                    f"`state_dict` is damaged: its {name} is {header[name]}, expected "
+                    f"{self._header[name]}"
+                )
         if header["pending"].any():
             raise ValueError(
                 "`state_dict` is a copy made while a round was in flight: its pending sums and "
                 f"ticket must be 0, got {header['pending'].tolist()}"
             )
         _check_same_config(configs, self._configs)
+        _check_slots(header, configs, slots)
         self._wait_for_rounds()
         ring_depth = self._header["ring_depth"].copy()
         self._host.copy_(saved)
         self._header["ring_depth"] = ring_depth
         _C.seed_ring(self._words, self.ring.native)
         self._upload()
+        self._restart_readers()
+
+    def _restart_readers(self) -> None:
+        for reader in self._readers:
+            reader.restart(int(self._header["next_round"]))
 
 
 def _views(words: np.ndarray, num_slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -314,3 +335,25 @@ def _check_same_config(saved: np.ndarray, own: np.ndarray) -> None:
                     f"(batch size {ours['batch_size']}) has {name} {theirs[name].tolist()} there "
                     f"and {ours[name].tolist()} here"
                 )
+
+
+def _check_slots(header: np.ndarray, configs: np.ndarray, slots: np.ndarray) -> None:
+    """What no run can have led to; ops would read outside the state."""
+    for name in ("next_round", "num_anomalies"):
+        if header[name] < 0:
+            raise ValueError(f"`state_dict` is damaged: its {name} is {header[name]}")
+    reasons = {int(reason) for reason in DecisionReason}
+    for number, (config, slot) in enumerate(zip(configs, slots, strict=True)):
+        for name, is_sound in {
+            "index": 0 <= slot["index"] < config["num_candidates"],
+            "reason": int(slot["reason"]) in reasons,
+            "ema": np.isfinite(slot["ema"]),
+            "probing": slot["probing"] in (0, 1),
+        }.items():
+            if not is_sound:
+                raise ValueError(
+                    f"`state_dict` is damaged: slot {number} has {name} {slot[name].item()}"
+                )
+        for name in ("batch_count", "last_switch", "num_switches", "num_stale", "probe_wait"):
+            if slot[name] < 0:
+                raise ValueError(f"`state_dict` is damaged: slot {number} has a negative {name}")

@@ -6,6 +6,7 @@ proposes and however S changes, a request's tokens are those of plain greedy dec
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -215,9 +216,12 @@ class Engine:
         try:
             while not all(request.finished for request in requests):
                 self.step()
-        finally:
+        except BaseException:
             for request in requests:
-                self.abort(request)
+                # What ended the loop is to be seen, not what it broke.
+                with contextlib.suppress(Exception):
+                    self.abort(request)
+            raise
         return requests
 
     def stream(
@@ -228,8 +232,8 @@ class Engine:
         stop_token_ids: Sequence[int] = (),
         stop_strings: Sequence[str] = (),
         ignore_eos: bool = False,
-    ) -> Iterator[str]:
-        """Submit a prompt and yield its text as it comes. Closing the iterator aborts the request.
+    ) -> TextStream:
+        """Submit a prompt and yield its text as it comes; closing the stream aborts the request.
 
         Arguments are checked by the call itself, not at the first piece.
         """
@@ -242,16 +246,7 @@ class Engine:
             ignore_eos=ignore_eos,
             on_text=pieces.append,
         )
-        return self._stream(request, pieces)
-
-    def _stream(self, request: Request, pieces: deque[str]) -> Iterator[str]:
-        try:
-            while not request.finished:
-                self.step()
-                while pieces:
-                    yield pieces.popleft()
-        finally:
-            self.abort(request)
+        return TextStream(self, request, pieces)
 
     def _make_request(
         self,
@@ -318,7 +313,13 @@ class Engine:
                 num_joined=num_joined,
                 join_seconds=joined - start,
             )
-        result = worker.collect()
+        try:
+            result = worker.collect()
+        except BaseException:
+            # A prompt that failed is run again, as it would be without overlap.
+            for row in worker.failed_prompts():
+                self.retract(self._scheduler.running[row])
+            raise
         seconds = time.perf_counter() - joined
         number = self.num_rounds
         self.num_rounds += 1
@@ -338,9 +339,15 @@ class Engine:
 
     def _collect_unclaimed(self) -> None:
         """With no request left, nobody would collect the rounds in flight."""
+        first_error: Exception | None = None
         while self.worker.num_in_flight and not self._scheduler.has_work:
-            self.worker.collect()
+            try:
+                self.worker.collect()
+            except Exception as error:
+                first_error = first_error or error
             self.num_rounds += 1
+        if first_error is not None:
+            raise first_error
 
     def _let_join(self, pieces: list[tuple[Request, str]]) -> int:
         num_joined = 0
@@ -403,7 +410,37 @@ class Engine:
                 continue
             try:
                 request.on_text(piece)
-            except Exception as error:
+            except BaseException as error:
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
+
+
+class TextStream(Iterator[str]):
+    """The text of one request, piece by piece; steps the engine when there is none to hand out."""
+
+    def __init__(self, engine: Engine, request: Request, pieces: deque[str]) -> None:
+        self.request = request
+        self._engine = engine
+        self._pieces = pieces
+
+    def __next__(self) -> str:
+        while not self._pieces:
+            if self.request.finished:
+                raise StopIteration
+            try:
+                self._engine.step()
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    self.close()
+                raise
+        return self._pieces.popleft()
+
+    def close(self) -> None:
+        """Abort the request if it has not ended; nothing more is yielded."""
+        self._engine.abort(self.request)
+        self._pieces.clear()
+
+    def __del__(self) -> None:
+        if not self.request.finished:
+            self.close()

@@ -317,6 +317,10 @@ class EagleWorker(BaseSpecWorker):
         """
         return take_first_tokens([self.rows[row]])[0]
 
+    def failed_prompts(self) -> list[int]:
+        """The rows whose prompt's pass is known to have failed, the last first."""
+        return [row.index for row in reversed(self.rows.rows) if row.prompt_failed]
+
     def remove_row(self, row: int) -> None:
         """Free ``row``; the last live row moves into it. Rounds in flight are not disturbed."""
         self.rows.remove(row)

@@ -33,9 +33,14 @@ class FirstToken:
     def __init__(self, job: Job, host: torch.Tensor) -> None:
         self._job = job
         self._host = host  # int64 [1]
+        self.failed = False  # as far as somebody has waited
 
     def wait(self) -> int:
-        self._job.wait()
+        try:
+            self._job.wait()
+        except Exception:
+            self.failed = True
+            raise
         return int(self._host[0])
 
 
@@ -51,6 +56,10 @@ class Row:
     length: int  # tokens in the target's cache
     reserved: int  # cache slots
     first_token: FirstToken | None  # until it was handed out
+
+    @property
+    def prompt_failed(self) -> bool:
+        return self.first_token is not None and self.first_token.failed
 
 
 def take_first_tokens(rows: Sequence[Row]) -> list[int | None]:

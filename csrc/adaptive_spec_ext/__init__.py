@@ -9,8 +9,9 @@ Words: B requests, S draft tokens each (``speculative_num_steps``), D verified t
 (``num_draft_tokens``; S + 1 for a chain: the last committed token, then the drafts), V vocabulary
 size. *Accepted drafts* exclude the bonus token, the one that the target model adds itself.
 
-All ops write only into tensors that the caller passes, allocate nothing, return nothing, never wait
-for a device, and can be compiled and captured in CUDA graphs. All tensors of a call lie on one
+All ops write only into tensors that the caller passes, allocate nothing (but a ``workspace`` that
+is needed and not given), return nothing, never wait for a device, and can be compiled and captured
+in CUDA graphs. All tensors of a call lie on one
 device. Rows may be strided; S is not taken from a buffer's width where ``speculative_num_steps``
 says otherwise, so buffers can be made for the largest S.
 
@@ -481,10 +482,12 @@ def verify_workspace(
     Returns:
         int64 [num_words], zero.
 
-    Raises ValueError for a negative size.
+    Raises ValueError for a size below 0 or above all reason.
     """
     for name, value in (("batch_size", batch_size), ("num_draft_tokens", num_draft_tokens)):
-        if value < 0:
-            raise ValueError(f"verify_workspace: argument `{name}`: expected >= 0, got {value}")
+        if not 0 <= value < 2**24:
+            raise ValueError(
+                f"verify_workspace: argument `{name}`: expected 0 to {2**24 - 1}, got {value}"
+            )
     num_words = _C.num_workspace_words(batch_size, num_draft_tokens)
     return torch.zeros(num_words, dtype=torch.int64, device=device)

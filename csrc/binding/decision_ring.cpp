@@ -5,6 +5,8 @@
 namespace adaptive_spec {
 namespace {
 
+constexpr auto kIdleInterval = std::chrono::milliseconds(50);
+
 std::size_t checked_num_bytes(int64_t depth, int64_t num_slots) {
   if (depth < kMinRingDepth || (depth & (depth - 1)) != 0 || depth > (int64_t{1} << 20)) {
     throw std::invalid_argument("DecisionRing: `depth` must be a power of two from " +
@@ -51,16 +53,32 @@ DecisionWord DecisionRing::latest(int32_t slot) const {
   return newest;
 }
 
-DecisionWord DecisionRing::wait(int64_t round, int32_t slot, double timeout_s) {
+void check_timeout(double timeout_s) {
+  constexpr double kMaxTimeout = 1e6;
+  if (!(timeout_s >= 0.0 && timeout_s <= kMaxTimeout)) {
+    throw std::invalid_argument("`timeout_s` must be from 0 to 1e6 seconds, got " +
+                                std::to_string(timeout_s));
+  }
+}
+
+DecisionWord DecisionRing::wait(int64_t round, int32_t slot, double timeout_s,
+                                const std::function<void()>& on_idle) {
+  check_timeout(timeout_s);
   if (auto word = read(round, slot)) return *word;
   stalls_.fetch_add(1, std::memory_order_relaxed);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(timeout_s);
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
+  auto next_idle = Clock::now() + kIdleInterval;
   do {
     // A batch of reads between two looks at the clock keeps the reaction time well under 1 µs.
     for (int i = 0; i < 64; ++i) {
       if (auto word = read(round, slot)) return *word;
     }
-  } while (std::chrono::steady_clock::now() < deadline);
+    if (on_idle && Clock::now() >= next_idle) {
+      on_idle();
+      next_idle = Clock::now() + kIdleInterval;
+    }
+  } while (Clock::now() < deadline);
   throw RingTimeoutError("the decision of round " + std::to_string(round) + " for slot " +
                          std::to_string(slot) + " did not arrive within " +
                          std::to_string(timeout_s) +

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -22,6 +23,9 @@ struct RingOverrunError : std::runtime_error {
 struct RingTimeoutError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+// Throws std::invalid_argument for what is no time to wait.
+void check_timeout(double timeout_s);
 
 class DecisionRing {
  public:
@@ -50,7 +54,9 @@ class DecisionRing {
   DecisionWord latest(int32_t slot) const;
 
   // As read(), but waits up to `timeout_s` seconds; each call that had to wait counts as one stall.
-  DecisionWord wait(int64_t round, int32_t slot, double timeout_s);
+  // `on_idle` is called now and then meanwhile, and may throw to give up.
+  DecisionWord wait(int64_t round, int32_t slot, double timeout_s,
+                    const std::function<void()>& on_idle = {});
 
   void check_slot(int64_t slot) const;
 

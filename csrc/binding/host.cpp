@@ -23,6 +23,12 @@ PyObject* ring_timeout_error = nullptr;
 
 using Words = py::array_t<int64_t, py::array::c_style>;
 
+// While waiting without the GIL: lets Ctrl-C through.
+void raise_signals() {
+  py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 // next_steps through CPython's fast call: a third of what a pybind11 method costs, and it is the
 // whole of what the host does per round.
 PyObject* next_steps(PyObject* capsule, PyObject* const* args, Py_ssize_t num_args) {
@@ -42,13 +48,15 @@ PyObject* next_steps(PyObject* capsule, PyObject* const* args, Py_ssize_t num_ar
     std::optional<int32_t> steps = reader->try_next_steps(batch_size);
     if (!steps) {
       py::gil_scoped_release release;
-      steps = reader->next_steps(batch_size);
+      steps = reader->next_steps(batch_size, &raise_signals);
     }
     return PyLong_FromLong(*steps);
   } catch (const RingTimeoutError& error) {
     PyErr_SetString(ring_timeout_error, error.what());
   } catch (const RingOverrunError& error) {
     PyErr_SetString(ring_overrun_error, error.what());
+  } catch (py::error_already_set& error) {
+    error.restore();
   }
   return nullptr;
 }
@@ -210,7 +218,7 @@ void register_host(py::module_& m) {
           [](DecisionRing& ring, int64_t round, int64_t slot, double timeout_s) {
             ring.check_slot(slot);
             py::gil_scoped_release release;
-            return ring.wait(round, static_cast<int32_t>(slot), timeout_s);
+            return ring.wait(round, static_cast<int32_t>(slot), timeout_s, &raise_signals);
           },
           py::arg("round"), py::arg("slot"), py::arg("timeout_s"));
 
@@ -222,6 +230,7 @@ void register_host(py::module_& m) {
       .def("slot_for_batch", &StepReader::slot_for_batch, py::arg("batch_size"))
       .def_property_readonly("next_steps", &next_steps_function)
       .def("cancel_round", &StepReader::cancel_round)
+      .def("restart", &StepReader::restart, py::arg("first_round"))
       .def_property_readonly("next_round", &StepReader::next_round)
       .def_property_readonly("lag", &StepReader::lag);
 }

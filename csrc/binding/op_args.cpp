@@ -44,6 +44,7 @@ AdaptiveTarget adaptive_target(const Checker& check, const Tensor& state, const 
   target.slot = static_cast<int32_t>(check.integer("slot", slot, 0, kMaxSlots - 1));
   if (memory == StateMemory::kHostReadable) {
     const char* error = state_error(target.words, target.num_words, target.num_ring_words, slot);
+    if (error == nullptr) error = slots_error(target.words);
     if (error != nullptr) fail(check.op(), error);
   }
   return target;

@@ -23,8 +23,7 @@ class StepReader {
 
   int32_t slot_for_batch(int64_t batch_size) const {
     if (batch_size < static_cast<int64_t>(slot_of_.size())) return slot_of_[batch_size];
-    return adaptive_spec::slot_for_batch(configs_.data(), static_cast<int32_t>(configs_.size()),
-                                         batch_size);
+    return find_slot(batch_size);
   }
 
   // Starts a round and returns the steps it must run with, or nothing if the decision has not
@@ -40,18 +39,23 @@ class StepReader {
     return word->steps;
   }
 
-  // As above, but waits for the decision.
-  int32_t next_steps(int64_t batch_size);
+  // As above, but waits for the decision; on_idle: see DecisionRing::wait.
+  int32_t next_steps(int64_t batch_size, const std::function<void()>& on_idle = {});
 
   // Takes back a round that was started: it failed, and its verify op has not run. Rounds started
   // after it keep running, under numbers one lower. At most `lag` in a row, the most that can be in
   // flight.
   void cancel_round();
 
+  // The state was set to another round, with none in flight.
+  void restart(int64_t first_round);
+
   int64_t next_round() const { return next_round_; }
   int64_t lag() const { return lag_; }
 
  private:
+  int32_t find_slot(int64_t batch_size) const;
+
   void start_round(const SlotDebounce& debounce) {
     previous_debounce_ = debounce_;
     debounce_ = debounce;
@@ -61,7 +65,8 @@ class StepReader {
 
   std::shared_ptr<DecisionRing> ring_;
   std::vector<SlotConfig> configs_;  // only batch_size is set: what routing needs
-  std::vector<int32_t> slot_of_;     // by batch size, up to the largest captured one
+  std::vector<int64_t> cuda_graph_bs_;
+  std::vector<int32_t> slot_of_;  // by batch size, up to the largest captured one
   SlotDebounce debounce_;
   SlotDebounce previous_debounce_;
   int64_t lag_;

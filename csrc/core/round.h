@@ -74,4 +74,18 @@ AS_HD const char* state_error(const int64_t* state_words, int64_t state_numel, i
   return nullptr;
 }
 
+// What is wrong with the slots of a state that is otherwise sound, or null: an index from outside
+// would be looked up in memory that belongs to something else.
+AS_HD const char* slots_error(int64_t* state_words) {
+  const StateView state(state_words);
+  for (int32_t slot = 0; slot < state.header->num_slots; ++slot) {
+    const SlotConfig& config = state.configs[slot];
+    if (config.num_candidates < 1 || config.num_candidates > kMaxCandidates ||
+        state.slots[slot].index < 0 || state.slots[slot].index >= config.num_candidates) {
+      return "`state` is damaged: a slot's step count is not one of its candidates";
+    }
+  }
+  return nullptr;
+}
+
 }  // namespace adaptive_spec

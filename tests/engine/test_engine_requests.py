@@ -1,6 +1,7 @@
 """The engine as a user meets it: limits, text, joining and leaving, and arguments it refuses."""
 
 import codecs
+import contextlib
 
 import pytest
 
@@ -370,3 +371,84 @@ def test_requests_of_another_engine_are_refused(make_engine):
     request = make_engine().submit([1], 4)
     with pytest.raises(ValueError, match="not submitted to this engine"):
         make_engine().abort(request)
+
+
+# Streams and interruptions.
+
+
+def test_a_stream_yields_all_its_text_whoever_steps_the_engine(pair, make_engine):
+    engine = make_engine()
+    prompts = "hello", "world"
+    streams = [engine.stream(prompt, 12) for prompt in prompts]
+    texts = ["".join(stream) for stream in streams]
+    assert texts == [request.text for request in engine.generate(prompts, 12)]
+    stream = engine.stream("hello", 12)
+    engine.run()
+    assert "".join(stream) == texts[0]
+
+
+def test_closing_a_stream_that_was_never_read_aborts_its_request(make_engine):
+    engine = make_engine()
+    closed, dropped = engine.stream("hello", 10), engine.stream("world", 10)
+    closed.close()
+    del dropped
+    assert engine.idle
+    assert list(closed) == []
+
+
+def test_a_prompt_that_fails_once_is_run_again(pair, make_engine, monkeypatch):
+    """With overlap its failure shows a step later, and must not show for ever."""
+    engine = make_engine()
+    forward, failures = pair.target.forward, ["once"]
+
+    def fail_once(*arguments, **keywords):
+        if failures:
+            raise RuntimeError(failures.pop())
+        return forward(*arguments, **keywords)
+
+    monkeypatch.setattr(pair.target, "forward", fail_once)
+    requests = [engine.submit([n, 2, 3], 6) for n in (1, 9)]
+    errors = 0
+    for _ in range(40):
+        try:
+            engine.step()
+        except RuntimeError:
+            errors += 1
+        if engine.idle:
+            break
+    assert errors == 1
+    for request, first in zip(requests, (1, 9), strict=True):
+        assert request.output_ids == reference(pair, [first, 2, 3], 6)
+
+
+def test_an_interrupted_generate_raises_the_interruption(pair, make_engine, monkeypatch):
+    engine = make_engine()
+    forward, calls = pair.target.forward, []
+
+    def interrupt(*arguments, **keywords):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return forward(*arguments, **keywords)
+
+    monkeypatch.setattr(pair.target, "forward", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([[1, 2, 3], [4, 5, 6]], 20)
+    assert engine.idle
+    (request,) = engine.generate([[1, 2, 3]], 9)
+    assert request.output_ids == reference(pair, [1, 2, 3], 9)
+
+
+def test_a_callback_that_is_interrupted_spares_the_other_requests(pair, make_engine):
+    engine = make_engine()
+    pieces: list[str] = []
+
+    def interrupt(_piece):
+        raise KeyboardInterrupt
+
+    engine.submit("hello", 6, on_text=interrupt)
+    other = engine.submit("world", 6, on_text=pieces.append)
+    while not engine.idle:
+        with contextlib.suppress(KeyboardInterrupt):
+            engine.step()
+    assert "".join(pieces) == other.text
