@@ -287,19 +287,26 @@ def _units(weight: np.float32, vocab_size: int) -> int:
     return math.floor(Fraction(min(float(weight), 2.0)) * 2**bits)
 
 
-def _draw(
-    target: np.ndarray, draft: np.ndarray | None, excluded: int | None, coin: float
-) -> tuple[int, bool]:
-    """The token that `coin` draws from what `target` has left, and whether the row is sound.
+def _residual_units(
+    target: np.ndarray,
+    draft: np.ndarray | None,
+    excluded: int | None,
+    scale: np.float32 | float = 1.0,
+) -> list[int]:
+    """What a row has left of the target's probabilities.
 
     target, draft: float32 [V]; draft None: nothing is taken off.
     """
     taken = np.float32(0) if draft is None else np.where(np.isnan(draft), np.float32(0), draft)
-    with np.errstate(invalid="ignore"):
-        left = target - taken
+    with np.errstate(invalid="ignore", over="ignore"):
+        left = np.float32(scale) * target - taken
     if excluded is not None:
         left[excluded] = 0
-    units = [_units(weight, len(target)) for weight in left]
+    return [_units(weight, len(target)) for weight in left]
+
+
+def _draw(target: np.ndarray, units: list[int], coin: float) -> tuple[int, bool]:
+    """The token that `coin` draws, and whether the target's row is sound."""
     total = sum(units)
     best, is_sound = argmax_ref(target.tolist())
     has_best = best is not None and target[best] > 0
@@ -371,12 +378,10 @@ def tree_speculative_sampling_target_only_ref(
             emitted.append(tree.tokens[child])
             node = child
             path.append(tree.flat_ids[child])
-        drawn, is_sound = _draw(
-            probs[node],
-            None if is_complete else draft_probs[b, node].numpy(),
-            None,
-            float(uniform_samples_for_final_sampling[b]),
+        left = _residual_units(
+            probs[node], None if is_complete else draft_probs[b, node].numpy(), None
         )
+        drawn, is_sound = _draw(probs[node], left, float(uniform_samples_for_final_sampling[b]))
         emitted.append(drawn)
         for j, (flat_id, token) in enumerate(zip(path, emitted, strict=True)):
             accept_index[b, j] = flat_id
@@ -390,6 +395,21 @@ def tree_speculative_sampling_target_only_ref(
     )
 
 
+def _joint_ratio(before: np.float32, chances: tuple[np.float32, np.float32] | None) -> np.float32:
+    """How probable the target finds a block of drafts against the draft, after one more of them."""
+    if chances is None:
+        return np.float32(0)
+    p, q = chances
+    with np.errstate(all="ignore"):
+        scaled = np.float32(before * p)
+        if not scaled > 0:
+            return np.float32(0)
+        if scaled >= q:
+            return np.float32(1)
+        ratio = np.float32(scaled / q)
+    return ratio if ratio > 0 else np.float32(0)
+
+
 def verify_chain_sampling_ref(
     draft_token_ids: Tensor,
     target_probs: Tensor,
@@ -401,6 +421,7 @@ def verify_chain_sampling_ref(
     draft_probs: Tensor | None = None,
     output_accepted_token_num: Tensor | None = None,
     output_emitted_draft_token_num: Tensor | None = None,
+    block_verification: bool = False,
     speculative_num_steps: int | None = None,
     num_reqs: Tensor | None = None,
     **outputs: Tensor | None,
@@ -413,24 +434,54 @@ def verify_chain_sampling_ref(
     def verify_row(b: int, limit: int) -> _Row:
         drafts = draft_token_ids[b].tolist()
         probs = target_probs[b].numpy()
+        coins = uniform_samples[b].numpy()
+
+        def chances(i: int) -> tuple[np.float32, np.float32] | None:
+            """p and q of draft i; None if it is no token."""
+            if not 0 <= drafts[i] < vocab_size:
+                return None
+            q = np.float32(1) if draft_probs is None else draft_probs[b, i].numpy()[drafts[i]]
+            return probs[i, drafts[i]], q
 
         def accepts(i: int) -> bool:
-            if not 0 <= drafts[i] < vocab_size:
+            pair = chances(i)
+            if pair is None:
                 return False
-            q = np.float32(1) if draft_probs is None else draft_probs[b, i].numpy()[drafts[i]]
             with np.errstate(over="ignore", invalid="ignore"):
-                return bool(np.float32(uniform_samples[b, i].numpy() * q) < probs[i, drafts[i]])
+                return bool(np.float32(coins[i] * pair[1]) < pair[0])
+
+        def left(i: int, scale: np.float32) -> list[int]:
+            """Row i's residual, where draft i was rejected."""
+            draft = None if draft_probs is None else draft_probs[b, i].numpy()
+            excluded = drafts[i] if draft is None and 0 <= drafts[i] < vocab_size else None
+            return _residual_units(probs[i], draft, excluded, scale)
+
+        def last_of_block() -> tuple[int, np.float32]:
+            """Drafts that the block's rule accepts, and the joint ratio behind them."""
+            last, joint = 0, np.float32(1)
+            ratio_at_last = joint
+            for i in range(1, limit + 1):
+                joint = _joint_ratio(joint, chances(i - 1))
+                coin = coins[i - 1]
+                if i == limit:
+                    passes = bool(coin < joint)
+                else:
+                    rest = sum(left(i, joint)) / 2.0 ** (61 - (vocab_size - 1).bit_length())
+                    passes = float(coin) * (rest + (1.0 - float(joint))) < rest
+                if passes:
+                    last, ratio_at_last = i, joint
+            return last, ratio_at_last
 
         accepted = [accepts(i) for i in range(limit)]
-        n = next((i for i, yes in enumerate(accepted) if not yes), limit)
-        anomalies = sum(not 0 <= token < vocab_size for token in drafts[: min(n + 1, limit)])
-        draft, excluded = None, None
-        if n < limit and draft_probs is not None:
-            draft = draft_probs[b, n].numpy()
-        elif n < limit and 0 <= drafts[n] < vocab_size:
-            excluded = drafts[n]
-        coin = float(uniform_samples_for_final_sampling[b])
-        drawn, is_sound = _draw(probs[n], draft, excluded, coin)
+        bad = [i for i in range(limit) if chances(i) is None]
+        if block_verification:
+            n, scale = last_of_block()
+            anomalies = len(bad[:1])
+        else:
+            n, scale = next((i for i, yes in enumerate(accepted) if not yes), limit), np.float32(1)
+            anomalies = sum(i <= n for i in bad)
+        units = _residual_units(probs[n], None, None) if n == limit else left(n, scale)
+        drawn, is_sound = _draw(probs[n], units, float(uniform_samples_for_final_sampling[b]))
         for counter, count in (
             (output_accepted_token_num, sum(accepted)),
             (output_emitted_draft_token_num, n),

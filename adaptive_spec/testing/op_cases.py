@@ -402,6 +402,7 @@ def sampled_chain_call(
         for name in ("output_accepted_token_num", "output_emitted_draft_token_num"):
             counts = rng.integers(0, 100, case.batch_size)
             tensors[name] = Guarded.of(counts, torch.int32, strided=case.strided)
+    options["block_verification"] = bool(rng.integers(2))
     return _call("verify_chain_sampling", tensors, options, "draft_probs")
 
 

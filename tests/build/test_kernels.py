@@ -78,7 +78,7 @@ MAX_REGISTERS = {
     "sample_kernel": 128,
     "update_kernel": 64,
 }
-MAX_SHARED_BYTES = 2560
+MAX_SHARED_BYTES = 3072
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])

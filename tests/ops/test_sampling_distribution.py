@@ -12,8 +12,9 @@ import torch
 
 FALSE_ALARM_RATE = 1e-4
 NUM_PAIRS = 50
-# Per pair: first token, first two tokens, accepted drafts; and a tree's first token.
-ALPHA = FALSE_ALARM_RATE / (4 * NUM_PAIRS)
+# Per pair: first token, first two tokens, accepted drafts, both by token and by block; and a tree's
+# first token.
+ALPHA = FALSE_ALARM_RATE / (8 * NUM_PAIRS)
 NUM_SAMPLES = 200_000
 CHUNK = 20_000
 
@@ -44,7 +45,9 @@ class Pair:
     def uniform(self, *shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=self.generator)
 
-    def verify(self, root: torch.Tensor, num_steps: int, *, fault: str = "") -> torch.Tensor:
+    def verify(
+        self, root: torch.Tensor, num_steps: int, *, fault: str = "", block: bool = False
+    ) -> torch.Tensor:
         """One round behind the tokens `root` [n]: the emitted tokens, int32 [n, num_steps + 1]."""
         tokens = [root]
         for _ in range(num_steps):
@@ -73,23 +76,26 @@ class Pair:
             final,
             output,
             counts,
+            block_verification=block,
         )
         return output
 
-    def observe(self, *, fault: str = "") -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    def observe(
+        self, *, fault: str = "", block: bool = False
+    ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """(observed counts, expected probabilities) of what the rounds emitted, by name."""
         size, steps = self.vocab_size, self.num_steps
         joint = torch.zeros(size * size)
         lengths = torch.zeros(steps + 1)
         for _ in range(NUM_SAMPLES // CHUNK):
             root = torch.zeros(CHUNK, dtype=torch.long)
-            output = self.verify(root, steps, fault=fault)
+            output = self.verify(root, steps, fault=fault, block=block)
             accepted = (output >= 0).sum(1) - 1
             lengths += torch.bincount(accepted, minlength=steps + 1)
             first, second = output[:, 0].long(), output[:, 1].long()
             # Where the round ended with its first token, the next round brings the second.
             ended = second < 0
-            second[ended] = self.verify(first[ended], 1)[:, 0].long()
+            second[ended] = self.verify(first[ended], 1, block=block)[:, 0].long()
             joint += torch.bincount(first * size + second, minlength=size * size)
         target, draft = self.target.double(), self.draft.double()
         reached = torch.zeros(size, dtype=torch.double)
@@ -98,12 +104,48 @@ class Pair:
         for _ in range(steps):
             reached = reached @ torch.minimum(target, draft)
             at_least.append(float(reached.sum()))
+        if block:
+            at_least = self.block_survival()
         exactly = torch.tensor([*at_least, 0.0], dtype=torch.double)
         return {
             "first token": (joint.view(size, size).sum(1), target[0]),
             "first two tokens": (joint, (target[0][:, None] * target).flatten()),
             "accepted drafts": (lengths, exactly[:-1] - exactly[1:]),
         }
+
+    def block_survival(self) -> list[float]:
+        """P(at least k drafts are accepted) for k = 0 .. S under block verification.
+
+        Summed over all chains of drafts: a chain that reaches token x after k drafts with joint
+        ratio r is accepted at least that far if position k passes or a later one does.
+        """
+        target, draft = self.target.double().numpy(), self.draft.double().numpy()
+        steps = self.num_steps
+
+        def passes(k: int, ratio: float, token: int) -> float:
+            if k == steps:
+                return ratio
+            rest = np.maximum(ratio * target[token] - draft[token], 0).sum()
+            return rest / (rest + 1 - ratio) if rest + 1 - ratio > 0 else 0.0
+
+        survival = [0.0] * (steps + 1)
+
+        def walk(k: int, ratio: float, token: int, weight: float) -> list[float]:
+            """P(the last position that passes is j), j = k .. S, times `weight`."""
+            later = np.zeros(steps + 1)
+            if k < steps:
+                for x in range(self.vocab_size):
+                    if draft[token, x] > 0:
+                        joint = min(1.0, ratio * target[token, x] / draft[token, x])
+                        later += walk(k + 1, joint, x, weight * draft[token, x])
+            rest = weight - later[k + 1 :].sum()
+            later[k] = rest * (1.0 if k == 0 else passes(k, ratio, token))
+            return later
+
+        ends = walk(0, 1.0, 0, 1.0)
+        for k in range(steps + 1):
+            survival[k] = float(ends[k:].sum())
+        return survival
 
 
 def p_value(observed: torch.Tensor, expected: torch.Tensor) -> float:
@@ -128,6 +170,51 @@ def p_value(observed: torch.Tensor, expected: torch.Tensor) -> float:
 def test_chains_follow_the_target(seed):
     for name, (observed, expected) in Pair(seed).observe().items():
         assert p_value(observed, expected) > ALPHA, name
+
+
+def small_pair(seed: int) -> Pair:
+    """One whose chains of drafts can all be listed."""
+    pair = Pair(seed)
+    while pair.vocab_size**pair.num_steps > 3000:
+        pair.num_steps -= 1
+    return pair
+
+
+@pytest.mark.parametrize("seed", range(NUM_PAIRS))
+def test_blocks_follow_the_target_too(seed):
+    for name, (observed, expected) in small_pair(2000 + seed).observe(block=True).items():
+        assert p_value(observed, expected) > ALPHA, name
+
+
+@pytest.mark.parametrize("seed", range(NUM_PAIRS))
+def test_a_block_accepts_at_least_as_much(seed):
+    """Exactly, by listing all chains; more than token by token on most pairs."""
+    pair = small_pair(3000 + seed)
+    target, draft = pair.target.double(), pair.draft.double()
+    reached = torch.zeros(pair.vocab_size, dtype=torch.double)
+    reached[0] = 1
+    by_token = 0.0
+    for _ in range(pair.num_steps):
+        reached = reached @ torch.minimum(target, draft)
+        by_token += float(reached.sum())
+    by_block = sum(pair.block_survival()[1:])
+    assert by_block >= by_token - 1e-6
+
+
+def test_the_papers_example():
+    """Target (1/3, 2/3), draft (2/3, 1/3), two drafts: 10/9 by token, 11/9 by block."""
+    pair = Pair(1)
+    pair.vocab_size, pair.num_steps = 2, 2
+    pair.target = torch.tensor([[1 / 3, 2 / 3]]).expand(2, 2).contiguous()
+    pair.draft = torch.tensor([[2 / 3, 1 / 3]]).expand(2, 2).contiguous()
+    pair.draft_below = pair.draft.cumsum(-1)
+    assert sum(pair.block_survival()[1:]) == pytest.approx(11 / 9)
+    for block, expected in ((False, 10 / 9), (True, 11 / 9)):
+        output = pair.verify(torch.zeros(NUM_SAMPLES, dtype=torch.long), 2, block=block)
+        mean = float((output >= 0).sum(1).double().mean() - 1)
+        assert abs(mean - expected) < 5 / NUM_SAMPLES**0.5
+    for observed, right in pair.observe(block=True).values():
+        assert p_value(observed, right) > ALPHA
 
 
 @pytest.mark.parametrize(
