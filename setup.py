@@ -6,12 +6,15 @@ installed where the package is going to live is used, also in pip's isolated bui
 there is none does the build ask for one.
 
 Environment: ADAPTIVE_SPEC_CUDA = 1 (fail without nvcc), 0 (no CUDA code) or unset (where nvcc is
-found); ADAPTIVE_SPEC_TORCH_DIR = folder of a torch package to compile against.
+found); ADAPTIVE_SPEC_TORCH_DIR = folder of a torch package to compile against;
+TORCH_CUDA_ARCH_LIST, CUDAARCHS or CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=..." = GPUs to compile
+for (cmake/cuda_architectures.cmake).
 """
 
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -75,6 +78,7 @@ class CMakeBuild(build_ext):
             f"-DADAPTIVE_SPEC_TORCH_VERSION={version}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
         # --fresh: an isolated build's compiler paths are gone by the next one.
         subprocess.run([*configure, "--fresh"], check=True)

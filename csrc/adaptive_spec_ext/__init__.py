@@ -47,9 +47,10 @@ Keyword arguments of every verify op:
     in request order. What lies behind them is left untouched.
 ``workspace``
     int64, 1-D, contiguous, mutated: scratch memory from `verify_workspace`, for one launch at a
-    time. Only CUDA launches of several thread blocks use it: always
-    ``verify_chain_greedy_from_logits``, and ``accepted_tokens`` of more than 16 requests without a
-    state. Where it is needed and not given, the op allocates a zeroed one, which is a launch more.
+    time. Only CUDA launches of several thread blocks use it: always the ops that read whole rows
+    (``verify_chain_greedy_from_logits`` and those that sample), and ``accepted_tokens`` of more
+    than 16 requests without a state. Where it is needed and not given, the op allocates a zeroed
+    one, which is a launch more.
 
 Errors: ``ValueError`` names the argument, what was expected and what came; nothing has been written
 then. Malformed contents, as opposed to shapes, are no error, since no op may look at them from the
