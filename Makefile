@@ -57,7 +57,7 @@ ctest: $(VENV)/.tools
 	@mkdir -p $(CTEST_BUILD)
 	cmake -S . -B $(CTEST_BUILD) -G Ninja > $(CTEST_BUILD)/configure.log || (cat $(CTEST_BUILD)/configure.log; exit 1)
 	cmake --build $(CTEST_BUILD)
-	ctest --test-dir $(CTEST_BUILD) --output-on-failure
+	ctest --test-dir $(CTEST_BUILD) --output-on-failure --parallel $(shell nproc)
 
 pytest: $(VENV)/.built
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
