@@ -171,8 +171,8 @@ FAULTS = {
         "shared.units[warp] = prefix;\n",
         f"{WRONG}|{DIVERGENCE}",
     ),
-    "rejected drafts marked by one block for all": Fault(
-        "sampled_tree", "cuda/sample.cuh", "token >= begin && token < end", "piece == 0", WRONG
+    "rejected drafts marked in the wrong pieces": Fault(
+        "sampled_tree", "cuda/sample.cuh", "token >= begin && token < end", "token < begin"
     ),
     "the place in the chosen piece not relative to it": Fault(
         "sampled_chain",

@@ -98,7 +98,15 @@ def test_a_time_that_is_none_is_refused(timeout_s):
         AdaptiveState(CONFIG, 3).step_reader(lag=1, timeout_s=timeout_s)
 
 
-def test_a_wait_can_be_interrupted():
+@pytest.fixture
+def interruptible():
+    """A process that was started in the background may have been told to ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_wait_can_be_interrupted(interruptible):
     """Ctrl-C must not have to wait for the timeout."""
     state = AdaptiveState(CONFIG, 3)
     reader = state.step_reader(lag=1, timeout_s=60.0)
