@@ -16,6 +16,16 @@ struct FinishShared {
   bool is_last;
 };
 
+// By a warp: whether it is the last of `count` to arrive. Lane 0, which writes whatever others are
+// to see, arrives for it; behind the barrier all lanes see what lane 0 then sees.
+__device__ __forceinline__ bool warp_arrives_last(uint32_t* ticket, int64_t count) {
+  bool last = false;
+  if (threadIdx.x % kWarpSize == 0) last = arrive_last(ticket, static_cast<uint32_t>(count));
+  last = __shfl_sync(kAllLanes, static_cast<int>(last), 0) != 0;
+  __syncwarp();
+  return last;
+}
+
 // By one thread; true if it was the last of `count` to report, and then `sums` are the launch's.
 // Nobody is last where the totals would lie in a tensor that is no state.
 __device__ __forceinline__ bool report(const RoundParams& round, int64_t count, RoundSums& sums) {

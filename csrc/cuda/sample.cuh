@@ -150,10 +150,7 @@ __device__ __forceinline__ void sample_body(const Params& params, const LogitsPl
   }
 
   if (threadIdx.x < kWarpSize) {
-    bool last = false;
-    if (threadIdx.x == 0) last = arrive_last(&round.workspace.request(b)->ticket, num_pieces);
-    last = __shfl_sync(kAllLanes, static_cast<int>(last), 0) != 0;
-    __syncwarp();
+    const bool last = warp_arrives_last(&round.workspace.request(b)->ticket, num_pieces);
     if (last) {
       for (int64_t i = 0; i < shared.walk.num_rows; ++i) {
         const RowSum total = add_pieces(sums + i, max_rows, num_pieces);

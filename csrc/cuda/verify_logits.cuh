@@ -126,21 +126,12 @@ __device__ __forceinline__ void verify_logits_body(const VerifyChainLogitsParams
   if (threadIdx.x < kWarpSize) {
     const WarpGroup warp;
     const int lane = threadIdx.x;
-    // Lane 0, which writes whatever others are to see, arrives for the warp; behind the barrier all
-    // lanes see what it then sees.
-    const auto arrives_last = [&](uint32_t* ticket, int64_t count) {
-      bool last = false;
-      if (lane == 0) last = arrive_last(ticket, static_cast<uint32_t>(count));
-      last = __shfl_sync(kAllLanes, static_cast<int>(last), 0) != 0;
-      __syncwarp();
-      return last;
-    };
     const auto row_is_done = [&] {
       if (plan.num_pieces == 1) return true;
       Argmax<float>* partials =
           workspace.partials(round.batch_size * num_positions, row_idx, plan.num_pieces);
       if (lane == 0) partials[piece] = best;
-      if (!arrives_last(workspace.row_ticket(round.batch_size, row_idx), plan.num_pieces)) {
+      if (!warp_arrives_last(workspace.row_ticket(round.batch_size, row_idx), plan.num_pieces)) {
         return false;
       }
       best = Argmax<float>{};
@@ -160,7 +151,7 @@ __device__ __forceinline__ void verify_logits_body(const VerifyChainLogitsParams
           max_relaxed(&progress->stop, static_cast<uint32_t>(num_positions - position));
         }
       }
-      if (arrives_last(&progress->ticket, limit + 1)) {
+      if (warp_arrives_last(&progress->ticket, limit + 1)) {
         if (lane == 0) progress->stop = 0;
         const auto choices =
             warp.load(Vector<const int64_t>{workspace.choice(b * num_positions)}, limit + 1);

@@ -67,7 +67,7 @@ FAULTS = {
         "  if (threadIdx.x >= kWarpSize) return best;",
     ),
     "no warp barrier behind an arrival": Fault(
-        "logits", "cuda/verify_logits.cuh", "0) != 0;\n      __syncwarp();\n", "0) != 0;\n", RACE
+        "logits", "cuda/finish.cuh", "0) != 0;\n  __syncwarp();\n", "0) != 0;\n", RACE
     ),
     "a lane that skips a shuffle": Fault(
         "logits",
