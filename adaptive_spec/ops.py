@@ -26,7 +26,9 @@ __all__ = [
     "verify_chain_greedy",
     "verify_chain_greedy_from_logits",
     "verify_chain_sampling",
+    "verify_chain_sampling_from_logits",
     "verify_tree_greedy",
+    "verify_tree_sampling_from_logits",
     "verify_workspace",
 ]
 
@@ -49,7 +51,9 @@ tree_speculative_sampling_target_only = _with_state(_ext.tree_speculative_sampli
 verify_chain_greedy = _with_state(_ext.verify_chain_greedy)
 verify_chain_greedy_from_logits = _with_state(_ext.verify_chain_greedy_from_logits)
 verify_chain_sampling = _with_state(_ext.verify_chain_sampling)
+verify_chain_sampling_from_logits = _with_state(_ext.verify_chain_sampling_from_logits)
 verify_tree_greedy = _with_state(_ext.verify_tree_greedy)
+verify_tree_sampling_from_logits = _with_state(_ext.verify_tree_sampling_from_logits)
 verify_workspace = _ext.verify_workspace
 
 

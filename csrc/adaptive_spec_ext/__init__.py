@@ -83,7 +83,9 @@ __all__ = [
     "verify_chain_greedy",
     "verify_chain_greedy_from_logits",
     "verify_chain_sampling",
+    "verify_chain_sampling_from_logits",
     "verify_tree_greedy",
+    "verify_tree_sampling_from_logits",
     "verify_workspace",
 ]
 
@@ -125,6 +127,8 @@ _verify_chain_greedy = _ops.verify_chain_greedy.default
 _verify_chain_greedy_from_logits = _ops.verify_chain_greedy_from_logits.default
 _tree_speculative_sampling_target_only = _ops.tree_speculative_sampling_target_only.default
 _verify_chain_sampling = _ops.verify_chain_sampling.default
+_verify_chain_sampling_from_logits = _ops.verify_chain_sampling_from_logits.default
+_verify_tree_sampling_from_logits = _ops.verify_tree_sampling_from_logits.default
 _update_and_select = _ops.update_and_select.default
 _build_chain_tree = _ops.build_chain_tree.default
 
@@ -401,6 +405,140 @@ def chain_speculative_sampling(
         **keywords,
     )
     return tokens, *counters
+
+
+def verify_chain_sampling_from_logits(
+    draft_tokens: Tensor,
+    target_logits: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    output_token_ids: Tensor,
+    accept_token_num: Tensor,
+    temperature: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    draft_probs: Tensor | None = None,
+    noise_stream: int = 0,
+    error_mask: Tensor | None = None,
+    **keywords: Unpack[VerifyKeywords],
+) -> None:
+    """Softmax, filters, sampling and verification of draft chains in one, without probabilities.
+
+    Each row of logits chooses a token: it is sampled from the row's distribution at the request's
+    temperature, as top-k, top-p and min-p leave it, by the largest of score and noise (Gumbel-max).
+    Drafts are accepted as long as they are what the rows choose; the next choice is the bonus
+    token. The noise is a function of (seed, position, stream, token) alone, so a request's tokens
+    do not depend on S, on what is drafted, on its row or on the rest of the batch: speculative
+    decoding emits token for token what plain decoding (S = 0) with the same seed does. A draft
+    that was itself sampled by this op (S = 0, on the draft model's logits) with the same seed,
+    position and stream is accepted most often (Daliri et al. 2024, arXiv 2408.07978).
+
+    With ``draft_probs`` the choice behind draft i is made by speculative sampling instead: the
+    draft with probability min(1, p / q), else a token of the residual max(p - q, 0). The drafts
+    must then have been sampled from these probabilities with other noise, ``noise_stream`` for
+    one. The tokens still follow the target's distribution, but depend on drafts and S.
+
+    Args:
+        draft_tokens: int64 [B, >= S]. A draft outside [0, V) is never accepted.
+        target_logits: float16, bfloat16, float32 or (CPU only) float64 [B, >= S + 1, V], contiguous
+            along V; position i holds the logits after i drafts. -inf masks a token. Sampled as
+            float32.
+        seeds: int64 [B], any numbers.
+        positions: int64 [B]: row i draws with the noise of position ``positions[b] + i``, so a
+            caller that passes its sequence lengths (``seq_lens``, which may be ``new_seq_lens``
+            too) gets new noise each round, also where a captured graph is replayed.
+        output_token_ids: int32 [B, >= S + 1], mutated: accepted drafts, bonus token, then -1.
+        accept_token_num: int32 [B], mutated: accepted drafts.
+        temperature: float32 [B]; default 1. 0 (and what is not above it, or NaN) is greedy: the
+            largest logit, the lowest index among equals.
+        top_k: int32 [B]: only tokens with fewer than k above them; 1 is greedy, below 1 off.
+        top_p: float32 [B]: only tokens with less than this probability above them; 0 is greedy, 1
+            off.
+        min_p: float32 [B]: only tokens at least this share as probable as the likeliest; 1 is
+            greedy, 0 off. All three look at the unfiltered row, and equals at a border all stay.
+        draft_probs: float32 [B, >= S, V], contiguous along V; NaN counts as 0. Ignored where a
+            request is greedy.
+        noise_stream: 0 to 2^24; different streams share no noise.
+        error_mask: bool [B], mutated: set to True, and never to False, for a request that met a row
+            with a NaN or +inf, or with nothing above -inf. Such a row chooses its largest finite
+            logit, or ends the walk with token 0 if it has none, and counts as an anomaly.
+
+    The same arguments give the same tokens on every device, however rows are spread over it. The
+    other keyword arguments and errors are described in the module's docstring.
+    Source of the generator: Philox 4x32-10 (Salmon et al. 2011).
+    """
+    _verify_chain_sampling_from_logits(
+        draft_tokens,
+        target_logits,
+        seeds,
+        positions,
+        output_token_ids,
+        accept_token_num,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        draft_probs,
+        noise_stream,
+        error_mask,
+        **keywords,
+    )
+
+
+def verify_tree_sampling_from_logits(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    target_logits: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    temperature: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    noise_stream: int = 0,
+    error_mask: Tensor | None = None,
+    **keywords: Unpack[VerifyKeywords],
+) -> None:
+    """`verify_chain_sampling_from_logits` for token trees.
+
+    The row behind each node chooses a token, as there without ``draft_probs``; the child that has
+    it is accepted, and the last choice is the bonus token.
+
+    Args:
+        predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token,
+            retrive_next_sibling: as in `verify_tree_greedy`.
+        target_logits: float16, bfloat16, float32 or (CPU only) float64 [B, D, V], contiguous along
+            V: after each node, in the order of ``candidates``.
+        positions: int64 [B, D]: the position whose noise the node's row draws with. Nodes of one
+            depth may share it, since only one of them is on the accepted path.
+        seeds, temperature, top_k, top_p, min_p, noise_stream, error_mask: as in
+            `verify_chain_sampling_from_logits`.
+    """
+    _verify_tree_sampling_from_logits(
+        predicts,
+        accept_index,
+        accept_token_num,
+        candidates,
+        retrive_index,
+        retrive_next_token,
+        retrive_next_sibling,
+        target_logits,
+        seeds,
+        positions,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        noise_stream,
+        error_mask,
+        **keywords,
+    )
 
 
 def update_and_select(

@@ -47,10 +47,13 @@ template <>
 inline int32_t dtype_code<int64_t>() {
   return aoti_torch_dtype_int64();
 }
-
 template <>
 inline int32_t dtype_code<float>() {
   return aoti_torch_dtype_float32();
+}
+template <>
+inline int32_t dtype_code<bool>() {
+  return aoti_torch_dtype_bool();
 }
 
 int32_t dtype_of(const Tensor& tensor);

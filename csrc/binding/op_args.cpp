@@ -135,6 +135,50 @@ void check_rows(const Checker& check, const char* name, const Tensor& tensor, in
   }
 }
 
+LogitsRows logits_rows(const Checker& check, const Tensor& logits, int64_t batch_size,
+                       Dim num_positions, StateMemory memory) {
+  const char* name = "target_logits";
+  LogitsRows rows;
+  const int32_t dtype = dtype_of(logits);
+  if (dtype == aoti_torch_dtype_float32()) {
+    rows.type = LogitsType::kFloat32;
+  } else if (dtype == aoti_torch_dtype_bfloat16()) {
+    rows.type = LogitsType::kBFloat16;
+  } else if (dtype == aoti_torch_dtype_float16()) {
+    rows.type = LogitsType::kFloat16;
+  } else if (dtype == aoti_torch_dtype_float64() && memory == StateMemory::kHostReadable) {
+    rows.type = LogitsType::kFloat64;
+  } else {
+    fail_argument(check.op(), name, "dtype float16, bfloat16, float32 or, on the CPU, float64",
+                  dtype_name(dtype));
+  }
+  check_rows(check, name, logits, batch_size, num_positions, at_least(1));
+  rows.vocab_size = logits.size(2);
+  rows.data = logits.const_data_ptr();
+  rows.request_stride = logits.stride(0);
+  rows.position_stride = logits.stride(1);
+  return rows;
+}
+
+// Arguments of the ops that sample from logits, apart from the positions.
+template <typename Args>
+SampledLogits sampled_logits(const Checker& check, const Args& args, int64_t batch_size,
+                             Dim num_positions, StateMemory memory) {
+  SampledLogits logits;
+  logits.rows = logits_rows(check, args.target_logits, batch_size, num_positions, memory);
+  SamplingRules& rules = logits.rules;
+  const SamplingArgs& sampling = args.sampling;
+  rules.seeds = check.vector<const int64_t>("seeds", args.seeds, batch_size);
+  rules.temperature = check.vector<const float>("temperature", sampling.temperature, batch_size);
+  rules.top_k = check.vector<const int32_t>("top_k", sampling.top_k, batch_size);
+  rules.top_p = check.vector<const float>("top_p", sampling.top_p, batch_size);
+  rules.min_p = check.vector<const float>("min_p", sampling.min_p, batch_size);
+  rules.stream = kKindsOfNoise * static_cast<uint32_t>(check.integer(
+                                     "noise_stream", args.noise_stream, 0, kMaxNoiseStream));
+  logits.error_mask = check.vector<bool>("error_mask", args.error_mask, batch_size);
+  return logits;
+}
+
 // Also for tensors that are only read; which they are is up to the walks.
 ProbabilityRows probability_rows(const Checker& check, const char* name, const Tensor& tensor,
                                  int64_t batch_size, Dim num_positions, Dim vocab_size) {
@@ -192,26 +236,7 @@ VerifyChainLogitsParams to_params(const VerifyChainLogitsArgs& args, StateMemory
   params.draft_tokens =
       check.matrix<const int64_t>("draft_tokens", args.draft_tokens, batch_size, at_least(steps));
 
-  const Tensor& logits = args.target_logits;
-  const int32_t dtype = dtype_of(logits);
-  if (dtype == aoti_torch_dtype_float32()) {
-    params.logits_type = LogitsType::kFloat32;
-  } else if (dtype == aoti_torch_dtype_bfloat16()) {
-    params.logits_type = LogitsType::kBFloat16;
-  } else if (dtype == aoti_torch_dtype_float16()) {
-    params.logits_type = LogitsType::kFloat16;
-  } else if (dtype == aoti_torch_dtype_float64() && memory == StateMemory::kHostReadable) {
-    params.logits_type = LogitsType::kFloat64;
-  } else {
-    fail_argument(check.op(), "target_logits",
-                  "dtype float16, bfloat16, float32 or, on the CPU, float64", dtype_name(dtype));
-  }
-  check_rows(check, "target_logits", logits, batch_size, at_least(steps + 1), at_least(1));
-  params.vocab_size = logits.size(2);
-  params.target_logits = logits.const_data_ptr();
-  params.request_stride = logits.stride(0);
-  params.position_stride = logits.stride(1);
-
+  params.logits = logits_rows(check, args.target_logits, batch_size, at_least(steps + 1), memory);
   params.output_token_ids = check.matrix<int32_t>("output_token_ids", args.output_token_ids,
                                                   batch_size, at_least(steps + 1));
   params.output_width = args.output_token_ids.size(1);
@@ -273,6 +298,41 @@ SampleChainParams to_params(const SampleChainArgs& args, StateMemory memory) {
                                                 args.output_emitted_draft_token_num, batch_size);
   params.round = round_params(check, args.common, args.accept_token_num, batch_size, steps,
                               steps + 1, chain.is_block ? steps + 1 : 1, memory);
+  return params;
+}
+
+SampleChainLogitsParams to_params(const SampleChainLogitsArgs& args, StateMemory memory) {
+  const Checker check(args.kOp);
+  check.rank("draft_tokens", args.draft_tokens, 2);
+  const int64_t batch_size = args.draft_tokens.size(0);
+  const int64_t steps = num_steps(check, args.common, args.draft_tokens.size(1));
+  SampleChainLogitsParams params;
+  params.draft_tokens =
+      check.matrix<const int64_t>("draft_tokens", args.draft_tokens, batch_size, at_least(steps));
+  params.logits = sampled_logits(check, args, batch_size, at_least(steps + 1), memory);
+  params.positions = check.vector<const int64_t>("positions", args.positions, batch_size);
+  if (args.draft_probs) {
+    params.draft_probs = probability_rows(check, "draft_probs", *args.draft_probs, batch_size,
+                                          at_least(steps), params.logits.rows.vocab_size);
+  }
+  params.output_token_ids = check.matrix<int32_t>("output_token_ids", args.output_token_ids,
+                                                  batch_size, at_least(steps + 1));
+  params.output_width = args.output_token_ids.size(1);
+  params.round = round_params(check, args.common, args.accept_token_num, batch_size, steps,
+                              steps + 1, steps + 1, memory);
+  return params;
+}
+
+SampleTreeLogitsParams to_params(const SampleTreeLogitsArgs& args, StateMemory memory) {
+  const Checker check(args.kOp);
+  SampleTreeLogitsParams params;
+  const auto [batch_size, num_nodes] = check_trees(check, args, params.tree);
+  params.logits = sampled_logits(check, args, batch_size, num_nodes, memory);
+  params.positions =
+      check.matrix<const int64_t>("positions", args.positions, batch_size, num_nodes);
+  const int64_t steps = num_steps(check, args.common, args.accept_index.size(1) - 1);
+  params.round = round_params(check, args.common, args.accept_token_num, batch_size, steps,
+                              num_nodes, num_nodes, memory);
   return params;
 }
 

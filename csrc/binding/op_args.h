@@ -43,6 +43,22 @@ struct CommonArgs {
   }
 };
 
+// How the ops that sample from logits do it, in schema order.
+struct SamplingArgs {
+  const OptionalTensor& temperature;
+  const OptionalTensor& top_k;
+  const OptionalTensor& top_p;
+  const OptionalTensor& min_p;
+
+  template <typename Visit>
+  void for_each_tensor(Visit&& visit) const {
+    visit("temperature", temperature);
+    visit("top_k", top_k);
+    visit("top_p", top_p);
+    visit("min_p", min_p);
+  }
+};
+
 struct VerifyTreeArgs {
   static constexpr const char* kOp = "verify_tree_greedy";
   const Tensor& predicts;
@@ -168,6 +184,70 @@ struct SampleChainArgs {
   }
 };
 
+struct SampleChainLogitsArgs {
+  static constexpr const char* kOp = "verify_chain_sampling_from_logits";
+  const Tensor& draft_tokens;
+  const Tensor& target_logits;
+  const Tensor& seeds;
+  const Tensor& positions;
+  const Tensor& output_token_ids;
+  const Tensor& accept_token_num;
+  SamplingArgs sampling;
+  const OptionalTensor& draft_probs;
+  int64_t noise_stream;
+  const OptionalTensor& error_mask;
+  CommonArgs common;
+
+  template <typename Visit>
+  void for_each_tensor(Visit&& visit) const {
+    visit("draft_tokens", draft_tokens);
+    visit("target_logits", target_logits);
+    visit("seeds", seeds);
+    visit("positions", positions);
+    visit("output_token_ids", output_token_ids);
+    visit("accept_token_num", accept_token_num);
+    sampling.for_each_tensor(visit);
+    visit("draft_probs", draft_probs);
+    visit("error_mask", error_mask);
+    common.for_each_tensor(visit);
+  }
+};
+
+struct SampleTreeLogitsArgs {
+  static constexpr const char* kOp = "verify_tree_sampling_from_logits";
+  const Tensor& predicts;
+  const Tensor& accept_index;
+  const Tensor& accept_token_num;
+  const Tensor& candidates;
+  const Tensor& retrive_index;
+  const Tensor& retrive_next_token;
+  const Tensor& retrive_next_sibling;
+  const Tensor& target_logits;
+  const Tensor& seeds;
+  const Tensor& positions;
+  SamplingArgs sampling;
+  int64_t noise_stream;
+  const OptionalTensor& error_mask;
+  CommonArgs common;
+
+  template <typename Visit>
+  void for_each_tensor(Visit&& visit) const {
+    visit("predicts", predicts);
+    visit("accept_index", accept_index);
+    visit("accept_token_num", accept_token_num);
+    visit("candidates", candidates);
+    visit("retrive_index", retrive_index);
+    visit("retrive_next_token", retrive_next_token);
+    visit("retrive_next_sibling", retrive_next_sibling);
+    visit("target_logits", target_logits);
+    visit("seeds", seeds);
+    visit("positions", positions);
+    sampling.for_each_tensor(visit);
+    visit("error_mask", error_mask);
+    common.for_each_tensor(visit);
+  }
+};
+
 struct UpdateArgs {
   static constexpr const char* kOp = "update_and_select";
   const Tensor& accept_token_num;
@@ -215,6 +295,8 @@ VerifyChainParams to_params(const VerifyChainArgs& args, StateMemory memory);
 VerifyChainLogitsParams to_params(const VerifyChainLogitsArgs& args, StateMemory memory);
 SampleTreeParams to_params(const SampleTreeArgs& args, StateMemory memory);
 SampleChainParams to_params(const SampleChainArgs& args, StateMemory memory);
+SampleChainLogitsParams to_params(const SampleChainLogitsArgs& args, StateMemory memory);
+SampleTreeLogitsParams to_params(const SampleTreeLogitsArgs& args, StateMemory memory);
 UpdateParams to_params(const UpdateArgs& args, StateMemory memory);
 ChainTreeParams to_params(const ChainTreeArgs& args, StateMemory memory);
 

@@ -23,6 +23,13 @@ namespace adaptive_spec {
         seq_lens, new_seq_lens, select_index, accepted_tokens, workspace                       \
   }
 
+#define AS_SAMPLING_PARAMETERS                                                                 \
+  const OptionalTensor &temperature, const OptionalTensor &top_k, const OptionalTensor &top_p, \
+      const OptionalTensor &min_p
+
+#define AS_SAMPLING_ARGS \
+  SamplingArgs { temperature, top_k, top_p, min_p }
+
 template <typename Device>
 void verify_tree_greedy(const Tensor& predicts, const Tensor& accept_index,
                         const Tensor& accept_token_num, const Tensor& candidates,
@@ -79,6 +86,33 @@ void verify_chain_sampling(const OptionalTensor& draft_probs, const Tensor& draf
 }
 
 template <typename Device>
+void verify_chain_sampling_from_logits(const Tensor& draft_tokens, const Tensor& target_logits,
+                                       const Tensor& seeds, const Tensor& positions,
+                                       const Tensor& output_token_ids,
+                                       const Tensor& accept_token_num, AS_SAMPLING_PARAMETERS,
+                                       const OptionalTensor& draft_probs, int64_t noise_stream,
+                                       const OptionalTensor& error_mask, AS_COMMON_PARAMETERS) {
+  Device::run(SampleChainLogitsArgs{draft_tokens, target_logits, seeds, positions, output_token_ids,
+                                    accept_token_num, AS_SAMPLING_ARGS, draft_probs, noise_stream,
+                                    error_mask, AS_COMMON_ARGS});
+}
+
+template <typename Device>
+void verify_tree_sampling_from_logits(const Tensor& predicts, const Tensor& accept_index,
+                                      const Tensor& accept_token_num, const Tensor& candidates,
+                                      const Tensor& retrive_index, const Tensor& retrive_next_token,
+                                      const Tensor& retrive_next_sibling,
+                                      const Tensor& target_logits, const Tensor& seeds,
+                                      const Tensor& positions, AS_SAMPLING_PARAMETERS,
+                                      int64_t noise_stream, const OptionalTensor& error_mask,
+                                      AS_COMMON_PARAMETERS) {
+  Device::run(SampleTreeLogitsArgs{predicts, accept_index, accept_token_num, candidates,
+                                   retrive_index, retrive_next_token, retrive_next_sibling,
+                                   target_logits, seeds, positions, AS_SAMPLING_ARGS, noise_stream,
+                                   error_mask, AS_COMMON_ARGS});
+}
+
+template <typename Device>
 void update_and_select(const Tensor& accept_token_num, const Tensor& state, const Tensor& ring,
                        int64_t slot, int64_t speculative_num_steps,
                        const OptionalTensor& num_reqs) {
@@ -101,10 +135,15 @@ void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("tree_speculative_sampling_target_only",
          TORCH_BOX(&tree_speculative_sampling_target_only<Device>));
   m.impl("verify_chain_sampling", TORCH_BOX(&verify_chain_sampling<Device>));
+  m.impl("verify_chain_sampling_from_logits",
+         TORCH_BOX(&verify_chain_sampling_from_logits<Device>));
+  m.impl("verify_tree_sampling_from_logits", TORCH_BOX(&verify_tree_sampling_from_logits<Device>));
   m.impl("update_and_select", TORCH_BOX(&update_and_select<Device>));
   m.impl("build_chain_tree", TORCH_BOX(&build_chain_tree<Device>));
 }
 
+#undef AS_SAMPLING_ARGS
+#undef AS_SAMPLING_PARAMETERS
 #undef AS_COMMON_ARGS
 #undef AS_COMMON_PARAMETERS
 

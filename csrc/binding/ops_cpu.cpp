@@ -16,6 +16,12 @@ struct Cpu {
   static void launch(const SampleChainParams& params) {
     cpu::launch_chain_speculative_sampling(params);
   }
+  static void launch(const SampleChainLogitsParams& params) {
+    cpu::launch_chain_sampling_from_logits(params);
+  }
+  static void launch(const SampleTreeLogitsParams& params) {
+    cpu::launch_tree_sampling_from_logits(params);
+  }
   static void launch(const UpdateParams& params) { cpu::launch_update_and_select(params); }
   static void launch(const ChainTreeParams& params) { cpu::launch_build_chain_tree(params); }
 

@@ -72,6 +72,12 @@ struct Cuda {
   static int64_t num_workspace_words(const VerifyChainLogitsParams& params) {
     return Workspace::num_words(params.round.batch_size, params.round.num_steps + 1);
   }
+  static int64_t num_workspace_words(const SampleChainLogitsParams& params) {
+    return Workspace::num_words(params.round.batch_size, params.round.num_steps + 1);
+  }
+  static int64_t num_workspace_words(const SampleTreeLogitsParams& params) {
+    return Workspace::num_words(params.round.batch_size, params.tree.num_nodes);
+  }
   static int64_t num_workspace_words(const SampleTreeParams& params) {
     return Workspace::num_words(params.round.batch_size, 1);
   }

@@ -9,6 +9,10 @@
   "Tensor(v!)? bonus_tokens=None, Tensor? seq_lens=None, Tensor(w!)? new_seq_lens=None, "        \
   "Tensor(x!)? select_index=None, Tensor(y!)? accepted_tokens=None, Tensor(z!)? workspace=None"
 
+// How the ops that sample from logits do it.
+#define AS_SAMPLING_ARGUMENTS \
+  "Tensor? temperature=None, Tensor? top_k=None, Tensor? top_p=None, Tensor? min_p=None, "
+
 STABLE_TORCH_LIBRARY(adaptive_spec, m) {
   m.def(
       "verify_tree_greedy(Tensor(a!) predicts, Tensor(b!) accept_index, "
@@ -36,6 +40,19 @@ STABLE_TORCH_LIBRARY(adaptive_spec, m) {
       "Tensor(a!) output_token_ids, Tensor(b!) accept_token_num, "
       "Tensor(c!)? output_accepted_token_num=None, "
       "Tensor(d!)? output_emitted_draft_token_num=None, bool block_verification=False, "
+      "*, " AS_COMMON_ARGUMENTS ") -> ()");
+  m.def(
+      "verify_chain_sampling_from_logits(Tensor draft_tokens, Tensor target_logits, Tensor seeds, "
+      "Tensor positions, Tensor(a!) output_token_ids, Tensor(b!) "
+      "accept_token_num, " AS_SAMPLING_ARGUMENTS
+      "Tensor? draft_probs=None, int noise_stream=0, Tensor(c!)? error_mask=None, "
+      "*, " AS_COMMON_ARGUMENTS ") -> ()");
+  m.def(
+      "verify_tree_sampling_from_logits(Tensor(a!) predicts, Tensor(b!) accept_index, "
+      "Tensor(c!) accept_token_num, Tensor candidates, Tensor retrive_index, "
+      "Tensor retrive_next_token, Tensor retrive_next_sibling, Tensor target_logits, "
+      "Tensor seeds, Tensor positions, " AS_SAMPLING_ARGUMENTS
+      "int noise_stream=0, Tensor(d!)? error_mask=None, "
       "*, " AS_COMMON_ARGUMENTS ") -> ()");
   m.def(
       "update_and_select(Tensor accept_token_num, Tensor(a!) state, Tensor(b!) ring, "

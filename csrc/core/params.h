@@ -6,6 +6,7 @@
 
 #include "macros.h"
 #include "records.h"
+#include "row_choice.h"
 #include "sampling_walks.h"
 #include "strided.h"
 #include "walks.h"
@@ -88,16 +89,51 @@ struct VerifyChainParams {
 
 enum class LogitsType { kFloat16, kBFloat16, kFloat32, kFloat64 };
 
-struct VerifyChainLogitsParams {
-  RoundParams round;
-  Matrix<const int64_t> draft_tokens;   // [B, >= S]
-  const void* target_logits = nullptr;  // [B, >= S + 1, V]
+// A batch of rows of logits, V contiguous entries each.
+struct LogitsRows {
+  const void* data = nullptr;
   int64_t request_stride = 0;
   int64_t position_stride = 0;
   int64_t vocab_size = 0;
-  LogitsType logits_type = LogitsType::kFloat32;
+  LogitsType type = LogitsType::kFloat32;
+
+  // T: the type that `type` says.
+  template <typename T>
+  AS_HD const T* row(int64_t b, int64_t i) const {
+    return static_cast<const T*>(data) + b * request_stride + i * position_stride;
+  }
+};
+
+struct VerifyChainLogitsParams {
+  RoundParams round;
+  Matrix<const int64_t> draft_tokens;  // [B, >= S]
+  LogitsRows logits;                   // [B, >= S + 1, V]
+  Matrix<int32_t> output_token_ids;    // [B, output_width]
+  int64_t output_width = 0;
+};
+
+// Rows of logits whose choices are sampled, each with the noise of its position.
+struct SampledLogits {
+  LogitsRows rows;  // chains: [B, >= S + 1, V], trees: [B, D, V]
+  SamplingRules rules;
+  Vector<bool> error_mask;  // [B]; set for a request whose walk met a row that cannot be sampled
+};
+
+struct SampleChainLogitsParams {
+  RoundParams round;
+  Matrix<const int64_t> draft_tokens;  // [B, >= S]
+  SampledLogits logits;
+  Vector<const int64_t> positions;   // [B] of the first row; the others follow
+  ProbabilityRows draft_probs;       // [B, >= S, V]; null: drafts are only compared with choices
   Matrix<int32_t> output_token_ids;  // [B, output_width]
   int64_t output_width = 0;
+};
+
+struct SampleTreeLogitsParams {
+  RoundParams round;
+  Trees tree;
+  SampledLogits logits;
+  Matrix<const int64_t> positions;  // [B, D]
 };
 
 struct SampleTreeParams {

@@ -27,23 +27,11 @@ AS_HD WalkResult verify_row(const Group& group, const VerifyChainParams& params,
                            params.output_token_ids.row(b), params.output_width);
 }
 
-// target(position): the choice that the request's row of logits there makes.
-template <typename Group, typename Target>
-AS_HD WalkResult verify_logits_row(const Group& group, const VerifyChainLogitsParams& params,
-                                   int64_t b, const Target& target) {
-  return walk_chain_greedy(group, params.draft_tokens.row(b), params.round.accept_limit(b),
-                           params.vocab_size, target, params.output_token_ids.row(b),
-                           params.output_width);
-}
-
 // The j-th token that request b has emitted.
 AS_HD int64_t emitted_token(const VerifyTreeParams& params, int64_t b, int64_t j) {
   return params.tree.predicts[params.tree.accept_index.at(b, j)];
 }
 AS_HD int64_t emitted_token(const VerifyChainParams& params, int64_t b, int64_t j) {
-  return params.output_token_ids.at(b, j);
-}
-AS_HD int64_t emitted_token(const VerifyChainLogitsParams& params, int64_t b, int64_t j) {
   return params.output_token_ids.at(b, j);
 }
 

@@ -150,29 +150,22 @@ class Tree {
   int64_t num_nodes_, num_ids_, first_id_;
 };
 
-// Writes accept_index[b][0..num_accepted] and the predicts of those nodes, nothing else.
-template <typename Group>
-AS_HD WalkResult walk_tree_greedy(const Group& group, const TreeBatch& batch, int64_t num_live,
-                                  int64_t b, int64_t num_steps) {
-  const int64_t num_nodes = batch.num_nodes;
-  const Tree<Group> tree(group, batch, num_live, b);
-  const auto own_targets = group.load(batch.target_predict.row(b), num_nodes);
-  const auto accept_index = batch.accept_index.row(b);
-  const auto target = [&](int64_t flat_id) {
-    const int64_t own = flat_id - tree.first_id();
-    if (own >= 0 && own < num_nodes) return target_token(own_targets[own]);
-    return target_token(batch.target_predict.at(flat_id / num_nodes, flat_id % num_nodes));
-  };
-
+// target(node, flat_id): the target's choice behind a node, asked for by all lanes, for the nodes
+// of the accepted path. Writes accept_index[b][0..num_accepted] and the predicts of those nodes,
+// nothing else.
+template <typename Group, typename Target>
+AS_HD WalkResult walk_tree(const Group& group, const Trees& trees, const Tree<Group>& tree,
+                           int64_t b, int64_t num_steps, const Target& target) {
+  const auto accept_index = trees.accept_index.row(b);
   WalkResult result;
   int64_t node = 0;
   int64_t last = tree.root_id(result.num_anomalies);
   TargetToken wanted;
   while (true) {
     if (group.rank() == 0) accept_index[result.num_accepted] = static_cast<int32_t>(last);
-    wanted = target(last);
+    wanted = target(node, last);
     result.num_anomalies += wanted.is_anomaly;
-    if (group.rank() == 0) batch.predicts[last] = static_cast<int32_t>(wanted.id);
+    if (group.rank() == 0) trees.predicts[last] = static_cast<int32_t>(wanted.id);
     if (!wanted.is_valid || result.num_accepted == num_steps) break;
 
     node = tree.find_child(node, result.num_anomalies, [&](int64_t token, bool has_id) {
@@ -187,6 +180,19 @@ AS_HD WalkResult walk_tree_greedy(const Group& group, const TreeBatch& batch, in
   }
   result.bonus = wanted.id;
   return result;
+}
+
+template <typename Group>
+AS_HD WalkResult walk_tree_greedy(const Group& group, const TreeBatch& batch, int64_t num_live,
+                                  int64_t b, int64_t num_steps) {
+  const int64_t num_nodes = batch.num_nodes;
+  const Tree<Group> tree(group, batch, num_live, b);
+  const auto own_targets = group.load(batch.target_predict.row(b), num_nodes);
+  return walk_tree(group, batch, tree, b, num_steps, [&](int64_t /*node*/, int64_t flat_id) {
+    const int64_t own = flat_id - tree.first_id();
+    if (own >= 0 && own < num_nodes) return target_token(own_targets[own]);
+    return target_token(batch.target_predict.at(flat_id / num_nodes, flat_id % num_nodes));
+  });
 }
 
 }  // namespace adaptive_spec

@@ -1,6 +1,7 @@
 #include "argmax_row.h"
 #include "group.h"
 #include "launch.h"
+#include "logits_rows.h"
 #include "rows.h"
 #include "run_round.h"
 
@@ -9,14 +10,11 @@ namespace {
 
 template <typename T>
 void verify_chain_logits(const VerifyChainLogitsParams& params) {
-  const T* logits = static_cast<const T*>(params.target_logits);
-  run_round(params, [&](int64_t b, int64_t /*num_live*/) {
-    const auto target = [&](int64_t position) {
-      return target_token(
-          argmax_row(logits + b * params.request_stride + position * params.position_stride,
-                     params.vocab_size));
-    };
-    return verify_logits_row(SerialGroup{}, params, b, target);
+  const LogitsRows& logits = params.logits;
+  run_round(params, [&](int64_t b, int64_t num_live) {
+    return walk_choices(SerialGroup{}, params, num_live, b, [&](int64_t i) {
+      return target_token(argmax_row(logits.row<T>(b, i), logits.vocab_size));
+    });
   });
 }
 
@@ -35,7 +33,7 @@ void launch_verify_chain_greedy(const VerifyChainParams& params) {
 }
 
 void launch_verify_chain_greedy_from_logits(const VerifyChainLogitsParams& params) {
-  switch (params.logits_type) {
+  switch (params.logits.type) {
     case LogitsType::kFloat16:
       return verify_chain_logits<Half>(params);
     case LogitsType::kBFloat16:

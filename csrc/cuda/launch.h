@@ -16,6 +16,8 @@ bool needs_workspace(const VerifyChainParams& params);
 bool needs_workspace(const VerifyChainLogitsParams& params);
 bool needs_workspace(const SampleTreeParams& params);
 bool needs_workspace(const SampleChainParams& params);
+bool needs_workspace(const SampleChainLogitsParams& params);
+bool needs_workspace(const SampleTreeLogitsParams& params);
 
 cudaError_t launch(const VerifyTreeParams& params, cudaStream_t stream);
 cudaError_t launch(const VerifyChainParams& params, cudaStream_t stream);
@@ -23,6 +25,9 @@ cudaError_t launch(const VerifyChainParams& params, cudaStream_t stream);
 cudaError_t launch(const VerifyChainLogitsParams& params, cudaStream_t stream);
 cudaError_t launch(const SampleTreeParams& params, cudaStream_t stream);
 cudaError_t launch(const SampleChainParams& params, cudaStream_t stream);
+// Neither are these two.
+cudaError_t launch(const SampleChainLogitsParams& params, cudaStream_t stream);
+cudaError_t launch(const SampleTreeLogitsParams& params, cudaStream_t stream);
 cudaError_t launch(const UpdateParams& params, cudaStream_t stream);
 cudaError_t launch(const ChainTreeParams& params, cudaStream_t stream);
 

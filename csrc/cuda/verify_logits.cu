@@ -20,7 +20,7 @@ cudaError_t launch_verify(const VerifyChainLogitsParams& params, cudaStream_t st
   if (error != cudaSuccess) return error;
   const RoundParams& round = params.round;
   const LogitsPlan plan =
-      logits_plan(round.batch_size, params.vocab_size, sizeof(T), num_multiprocessors);
+      logits_plan(round.batch_size, params.logits.vocab_size, sizeof(T), num_multiprocessors);
   const int64_t num_pieces = round.batch_size * (round.num_steps + 1) * plan.num_pieces;
   if (num_pieces > kMaxGridSize) return cudaErrorInvalidConfiguration;
   const unsigned num_blocks = static_cast<unsigned>(std::max<int64_t>(num_pieces, 1));
@@ -33,7 +33,7 @@ cudaError_t launch_verify(const VerifyChainLogitsParams& params, cudaStream_t st
 bool needs_workspace(const VerifyChainLogitsParams&) { return true; }
 
 cudaError_t launch(const VerifyChainLogitsParams& params, cudaStream_t stream) {
-  switch (params.logits_type) {
+  switch (params.logits.type) {
     case LogitsType::kFloat16:
       return launch_verify<Half>(params, stream);
     case LogitsType::kBFloat16:

@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "finish.cuh"
+#include "logits_rows.h"
 #include "memory.cuh"
 #include "plan.h"
 #include "rows.h"
@@ -113,11 +114,10 @@ __device__ __forceinline__ void verify_logits_body(const VerifyChainLogitsParams
   Argmax<float> best;
   // Threads may differ here: if one of them finds the row unneeded, nobody looks at it later.
   if (!is_unneeded()) {
-    const T* row = static_cast<const T*>(params.target_logits) + b * params.request_stride +
-                   position * params.position_stride;
+    const T* row = params.logits.template row<T>(b, position);
     const int64_t begin = piece * plan.piece_size;
     const int64_t end = begin + plan.piece_size;
-    best = scan(row, begin, end < params.vocab_size ? end : params.vocab_size);
+    best = scan(row, begin, end < params.logits.vocab_size ? end : params.logits.vocab_size);
   }
   best = block_argmax(best, shared);
 
@@ -155,8 +155,8 @@ __device__ __forceinline__ void verify_logits_body(const VerifyChainLogitsParams
         if (lane == 0) progress->stop = 0;
         const auto choices =
             warp.load(Vector<const int64_t>{workspace.choice(b * num_positions)}, limit + 1);
-        const WalkResult walk = verify_logits_row(
-            warp, params, b, [&](int64_t i) { return unpack_choice(choices[i]); });
+        const WalkResult walk = walk_choices(warp, params, num_live, b,
+                                             [&](int64_t i) { return unpack_choice(choices[i]); });
         if (lane == 0) round.outputs.write(b, walk);
         sums.add(walk);
         if (lane == 0 && round.has_finish()) is_last = report(round, num_live, sums);
