@@ -162,15 +162,13 @@ void fuzz_chain_logits() {
   for (uint16_t& x : logits) x = below(3) ? bits[below(6)] : static_cast<uint16_t>(rng());
   std::vector<int32_t> output(batch_size * (num_steps + 1), kUnwritten);
   Outputs outputs(batch_size, num_steps);
-  VerifyChainLogitsParams params{outputs.round(batch_size, num_steps, num_steps + 1),
-                                 drafts.matrix,
-                                 logits.data(),
-                                 (num_steps + 1) * vocab_size,
-                                 vocab_size,
-                                 vocab_size,
-                                 below(2) ? LogitsType::kFloat16 : LogitsType::kBFloat16,
-                                 {output.data(), num_steps + 1, 1},
-                                 num_steps + 1};
+  VerifyChainLogitsParams params{
+      outputs.round(batch_size, num_steps, num_steps + 1),
+      drafts.matrix,
+      {logits.data(), (num_steps + 1) * vocab_size, vocab_size, vocab_size,
+       below(2) ? LogitsType::kFloat16 : LogitsType::kBFloat16},
+      {output.data(), num_steps + 1, 1},
+      num_steps + 1};
   cpu::launch_verify_chain_greedy_from_logits(params);
   outputs.check(params.round);
   for (int32_t token : output) CHECK(token == kUnwritten || (token >= -1 && token < vocab_size));

@@ -219,8 +219,8 @@ inline VerifyChainLogitsParams any_chain_logits(Tensors& tensors, Random& random
   const auto [batch_size, num_steps, num_live, num_reqs, is_malformed] = traits;
   VerifyChainLogitsParams params;
   params.round = any_round(tensors, random, traits, num_steps + 1);
-  params.vocab_size = vocab_size;
-  params.logits_type = type;
+  params.logits.vocab_size = vocab_size;
+  params.logits.type = type;
   params.draft_tokens =
       tensors.matrix<const int64_t>("draft_tokens", batch_size, num_steps, num_live);
   params.output_width = num_steps + 1 + (random.one_in(2) ? 0 : random.below(40));
@@ -235,18 +235,18 @@ inline VerifyChainLogitsParams any_chain_logits(Tensors& tensors, Random& random
                                  ? Tensors::kHugeStride + random.below(9)
                                  : vocab_size + (random.one_in(2) ? 0 : random.below(9));
   const int64_t outer = row_stride * (is_by_request ? num_positions : batch_size);
-  params.request_stride = is_by_request ? outer : row_stride;
-  params.position_stride = is_by_request ? row_stride : outer;
+  params.logits.request_stride = is_by_request ? outer : row_stride;
+  params.logits.position_stride = is_by_request ? row_stride : outer;
   const int64_t num_rows = batch_size * num_positions;
   // Only what comes first in memory can be told apart as live by its place.
   const int64_t num_live_rows = is_by_request ? num_live * num_positions : num_rows;
   const auto fill_all = [&, malformed = is_malformed]<typename T, typename Bits>(T*, Bits* logits) {
-    params.target_logits = logits;
+    params.logits.data = logits;
     for (int64_t b = 0; b < num_live; ++b) {
       // By chance alone few drafts would be right.
       int64_t num_right = random.between(0, 2 * num_steps);
       for (int64_t i = 0; i < num_positions; ++i) {
-        Bits* row = logits + b * params.request_stride + i * params.position_stride;
+        Bits* row = logits + b * params.logits.request_stride + i * params.logits.position_stride;
         fill_row(random, row, vocab_size, malformed);
         if (i == num_steps) break;
         entry(params.draft_tokens, b, i) = num_right-- > 0

@@ -113,16 +113,16 @@ FAULTS = {
     # Offsets of 32 bits.
     "a request's offset in 32 bits": Fault(
         "logits",
-        "cuda/verify_logits.cuh",
-        "b * params.request_stride",
-        "static_cast<int32_t>(b * params.request_stride)",
+        "core/params.h",
+        "b * request_stride",
+        "static_cast<int32_t>(b * request_stride)",
         f"{WRONG}|{FAULT}",
     ),
     "a position's offset in 32 bits": Fault(
         "logits",
-        "cuda/verify_logits.cuh",
-        "position * params.position_stride",
-        "static_cast<int32_t>(position * params.position_stride)",
+        "core/params.h",
+        "i * position_stride",
+        "static_cast<int32_t>(i * position_stride)",
         f"{WRONG}|{FAULT}",
     ),
     # Padding rows.
