@@ -225,7 +225,7 @@ class Harness:
         assert done.returncode == 0, done.stderr[-2000:]
 
     def precompile_std_headers(self, engine: str) -> Path:
-        """A header that includes all that the shim does; compilers take the .gch beside it instead."""
+        """A header that includes what the shim does; compilers take the .gch beside it instead."""
         sources = [path.read_text() for path in (ROOT / "tests/shim").glob("*.h")]
         names = sorted({name for text in sources for name in re.findall(r"#include (<\w+>)", text)})
         header = self.folder / engine / "std_headers.h"
