@@ -4,8 +4,12 @@
 
 #if defined(__CUDACC__)
 #define AS_HD __host__ __device__ __forceinline__
-#define AS_UNROLL _Pragma("unroll")
 #else
 #define AS_HD inline
+#endif
+
+#if defined(__CUDA_ARCH__)
+#define AS_UNROLL _Pragma("unroll")
+#else
 #define AS_UNROLL
 #endif

@@ -23,6 +23,7 @@ struct RowNoise {
 constexpr uint32_t kKindsOfNoise = 4;
 constexpr int64_t kMaxNoiseStream = int64_t{1} << 24;
 constexpr int kNoiseBlock = 4;
+constexpr int kNoiseBlockBits = 2;
 
 struct NoiseWords {
   uint32_t words[kNoiseBlock];
@@ -61,8 +62,9 @@ template <int n>
 AS_HD void noise_run(const RowNoise& noise, RowNoise::Kind kind, int64_t first,
                      uint32_t (&words)[n]) {
   constexpr int kBlocks = (n + kNoiseBlock - 2) / kNoiseBlock + 1;
-  const int64_t block = first / kNoiseBlock;
-  const int shift = static_cast<int>(first % kNoiseBlock);
+  // Rounded down, also where a run begins before the row.
+  const int64_t block = first >> kNoiseBlockBits;
+  const int shift = static_cast<int>(first & (kNoiseBlock - 1));
   uint32_t all[kBlocks * kNoiseBlock];
   AS_UNROLL
   for (int j = 0; j < kBlocks; ++j) {

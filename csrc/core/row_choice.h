@@ -198,9 +198,9 @@ struct ResidualRace {
   const float* draft = nullptr;  // [V]
 
   AS_HD float left(float logit, int64_t i) const {
-    const bool is_kept = logit > border && scale.passes_min_p(logit);
+    if (!(logit > border && scale.passes_min_p(logit))) return 0.0f;
     const float taken = draft[i] == draft[i] ? draft[i] : 0.0f;
-    return (is_kept ? scale.weight(logit) : 0.0f) * share - taken;
+    return scale.weight(logit) * share - taken;
   }
 };
 

@@ -24,49 +24,62 @@
 
 namespace adaptive_spec::cuda {
 
-// Hands this thread's share of entries begin .. end - 1 of a row to take(entries, first), in runs
-// of 16 bytes wherever the row happens to start, and entry by entry at its ends; in ascending
-// order.
+// -inf, a token that may not be chosen.
+template <typename T>
+constexpr T kMasked{};
+template <>
+constexpr Half kMasked<Half>{0xfc00};
+template <>
+constexpr BFloat16 kMasked<BFloat16>{0xff80};
+template <>
+constexpr float kMasked<float> = -kInfinity;
+
+// Hands this thread's share of entries begin .. end - 1 of a row to take(logits, first), in runs of
+// 16 bytes and in ascending order. A run that lies across an end of the row or piece has -inf for
+// what is outside, and may begin before the row.
 template <typename T, typename Take>
 __device__ __forceinline__ void for_each_run(const T* row, int64_t begin, int64_t end,
                                              const Take& take) {
   constexpr int kRun = sizeof(uint4) / sizeof(T);
   constexpr uint32_t kLoads = 4;  // in flight per thread
-  const auto take_one = [&](int64_t i) {
-    const float value[1] = {comparable(row[i])};
-    take(value, i);
-  };
-  const auto take_run = [&](const uint4& raw, int64_t first) {
-    T entries[kRun];
-    std::memcpy(entries, &raw, sizeof raw);
-    float values[kRun];
-    for (int k = 0; k < kRun; ++k) values[k] = comparable(entries[k]);
-    take(values, first);
-  };
 
   const int64_t misalignment = reinterpret_cast<uintptr_t>(row + begin) % sizeof(uint4) / sizeof(T);
-  int64_t first = begin + (misalignment == 0 ? 0 : kRun - misalignment);
-  if (first > end) first = end;
-  if (begin + threadIdx.x < first) take_one(begin + threadIdx.x);
-
+  const int64_t base = begin - misalignment;
   // 32 bits hold the number of runs of any row, and index arithmetic in them is cheap.
-  const uint4* runs = reinterpret_cast<const uint4*>(row + first);
-  const uint32_t num_runs = static_cast<uint32_t>((end - first) / kRun);
+  const uint32_t num_runs = static_cast<uint32_t>((end - base + kRun - 1) / kRun);
+  const uint32_t first_whole = misalignment == 0 ? 0 : 1;
+  const uint32_t num_whole = static_cast<uint32_t>((end - base) / kRun);
+  const auto load = [&](uint32_t run) {
+    const int64_t first = base + static_cast<int64_t>(run) * kRun;
+    if (run >= first_whole && run < num_whole) {
+      return load_once(reinterpret_cast<const uint4*>(row + first));
+    }
+    T entries[kRun];
+    for (int k = 0; k < kRun; ++k) {
+      const int64_t i = first + k;
+      entries[k] = i >= begin && i < end ? row[i] : kMasked<T>;
+    }
+    uint4 raw;
+    std::memcpy(&raw, entries, sizeof raw);
+    return raw;
+  };
+
   const uint32_t stride = blockDim.x;
   for (uint32_t i = threadIdx.x; i < num_runs; i += kLoads * stride) {
     uint4 raw[kLoads];
     for (uint32_t k = 0; k < kLoads; ++k) {
-      if (i + k * stride < num_runs) raw[k] = load_once(runs + i + k * stride);
+      if (i + k * stride < num_runs) raw[k] = load(i + k * stride);
     }
     // The next one moves up, so that they stay in registers without a copy of `take` for each.
     for (uint32_t k = i; k < num_runs && k - i < kLoads * stride; k += stride) {
-      take_run(raw[0], first + static_cast<int64_t>(k) * kRun);
+      T entries[kRun];
+      std::memcpy(entries, &raw[0], sizeof raw[0]);
+      float logits[kRun];
+      for (int j = 0; j < kRun; ++j) logits[j] = comparable(entries[j]);
+      take(logits, base + static_cast<int64_t>(k) * kRun);
       for (uint32_t j = 1; j < kLoads; ++j) raw[j - 1] = raw[j];
     }
   }
-
-  const int64_t rest = first + static_cast<int64_t>(num_runs) * kRun + threadIdx.x;
-  if (rest < end) take_one(rest);
 }
 
 // A block and its piece of a row.
