@@ -22,7 +22,11 @@ DEFINES_ROWS = {
     "build_chain_tree": "retrive_index",
     "tree_speculative_sampling_target_only": "candidates",
     "verify_chain_sampling": "draft_token_ids",
+    "verify_chain_sampling_from_logits": "draft_tokens",
+    "verify_tree_sampling_from_logits": "candidates",
 }
+# (op's name in SAMPLES, argument): may be longer than it has to be.
+MAY_BE_LONGER = {"predicts", "accepted_tokens"}
 
 
 def expect_error(call: OpCall, argument: str, *, names: str | None = None, **replaced) -> str:
