@@ -108,7 +108,6 @@ class SampledPair(Pair):
             rest = np.maximum(ratio * target[token] - draft[token], 0).sum()
             return rest / (rest + 1 - ratio) if rest + 1 - ratio > 0 else 0.0
 
-
         def walk(k: int, ratio: float, token: int, weight: float) -> list[float]:
             """P(the last position that passes is j), j = k .. S, times `weight`."""
             later = np.zeros(steps + 1)
