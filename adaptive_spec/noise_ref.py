@@ -40,15 +40,26 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     return words.astype(np.uint32)
 
 
-def noise_words(seed: int, number: int, stream: int, kind: Kind, count: int) -> np.ndarray:
-    """The words of tokens 0 .. count - 1, uint32 [count]. Seed and number are taken mod 2^64."""
+def _halves(number: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of what is left mod 2^64: the low and the high 32 bits."""
+    is_array = isinstance(number, np.ndarray)
+    whole = number.astype(np.uint64) if is_array else np.uint64(number % 2**64)
+    return whole & _LOW, whole >> np.uint64(32)
+
+
+def noise_words(
+    seed: int | np.ndarray, number: int | np.ndarray, stream: int, kind: Kind, count: int
+) -> np.ndarray:
+    """The words of tokens 0 .. count - 1, uint32 [..., count], for a seed and a number, or for
+    int64 arrays [...] of them."""
     blocks = np.arange((count + BLOCK - 1) // BLOCK)
-    counter = np.empty((len(blocks), BLOCK), dtype=np.uint64)
-    counter[:, 0] = blocks
-    counter[:, 1], counter[:, 2] = number % 2**32, (number >> 32) % 2**32
-    counter[:, 3] = _KINDS_OF_NOISE * stream + kind
-    key = np.array([seed % 2**32, (seed >> 32) % 2**32], dtype=np.uint64)
-    return philox(counter, key).reshape(-1)[:count]
+    counter = np.empty((*np.shape(number), len(blocks), BLOCK), dtype=np.uint64)
+    counter[..., 0] = blocks
+    for i, half in enumerate(_halves(number), start=1):
+        counter[..., i] = half[..., None]
+    counter[..., 3] = _KINDS_OF_NOISE * stream + kind
+    words = philox(counter, np.stack(_halves(seed), -1)[..., None, :])
+    return words.reshape(*np.shape(number), len(blocks) * BLOCK)[..., :count]
 
 
 def _terms(*terms: str) -> np.ndarray:

@@ -26,15 +26,16 @@ class Rule:
         }
 
     def kept(self, logits: Tensor) -> Tensor:
-        """Which tokens the filters leave, of logits [..., V] without ties."""
-        probs = self.unfiltered(logits)
-        ranked, order = probs.sort(-1, descending=True)
-        above = ranked.cumsum(-1) - ranked
-        keeps = ranked >= self.min_p * ranked[..., :1]
+        """Which tokens the filters leave, of logits [..., V]."""
+        ranked, order = logits.double().sort(-1, descending=True)
+        probs = self.unfiltered(logits).gather(-1, order)
+        # Where a token's equals begin.
+        num_above = torch.searchsorted(-ranked, -ranked)
+        keeps = probs >= self.min_p * probs[..., :1]
         if self.top_p < 1:
-            keeps &= above < self.top_p
+            keeps &= (probs.cumsum(-1) - probs).gather(-1, num_above) < self.top_p
         if self.top_k > 0:
-            keeps[..., self.top_k :] = False
+            keeps &= num_above < self.top_k
         return torch.zeros_like(keeps).scatter_(-1, order, keeps)
 
     def unfiltered(self, logits: Tensor) -> Tensor:

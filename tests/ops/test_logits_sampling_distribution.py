@@ -27,6 +27,7 @@ RULES = [
     Rule(min_p=0.1),
     Rule(temperature=1.3, top_k=20, top_p=0.9, min_p=0.02),
 ]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 DRAFT_STREAM = 1
 MAX_LENGTH = 16
 
@@ -37,7 +38,12 @@ class LogitsPair(Pair):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.rule = RULES[seed % len(RULES)]
-        self.logits, self.draft_logits = self.target.log(), self.draft.log()
+        dtype = DTYPES[seed % len(DTYPES)]
+        if self.vocab_size > 12:
+            # These few would take most of the time.
+            self.num_steps, dtype = min(self.num_steps, 2), torch.bfloat16
+        self.logits = self.target.log().to(dtype)
+        self.draft_logits = self.draft.log()
         self.target_law = self.rule.probs(self.logits)
         # One seed and many places in sequences, or the other way round.
         self.has_one_seed = seed % 2 == 1
@@ -85,14 +91,13 @@ class LogitsPair(Pair):
 
     def draft_with_coins(self, root: torch.Tensor, noise: tuple, num_steps: int) -> torch.Tensor:
         """Drafts drawn by inversion with what verification will take for its coins."""
+        seeds, positions = (part.numpy() for part in noise)
         below = self.draft.cumsum(-1)
         tokens = [root]
         for i in range(num_steps):
-            coins = [
-                noise_ref.uniform(noise_ref.noise_words(seed, position + i, 0, Kind.COIN, 1))[0]
-                for seed, position in zip(*(part.tolist() for part in noise), strict=True)
-            ]
-            drawn = torch.searchsorted(below[tokens[-1]], torch.tensor(coins)[:, None], right=True)
+            words = noise_ref.noise_words(seeds, positions + i, 0, Kind.COIN, 1)
+            coins = torch.from_numpy(noise_ref.uniform(words))
+            drawn = torch.searchsorted(below[tokens[-1]], coins, right=True)
             tokens.append(drawn.squeeze(1).clamp(max=self.vocab_size - 1))
         return torch.stack(tokens, 1)
 
@@ -100,17 +105,17 @@ class LogitsPair(Pair):
         self, samples: torch.Tensor, root: torch.Tensor, depth: int, num_steps: int, fault: str = ""
     ) -> torch.Tensor:
         noise = self.noise(samples, 0 if fault == "positions that stand still" else depth)
-        rule = self.rule.arguments(len(root))
         stream = DRAFT_STREAM if fault == "streams that differ" else 0
-        chain = self.draft_with_noise(root, noise, num_steps, noise_stream=stream, **rule)
+        chain = self.draft_with_noise(root, noise, num_steps, noise_stream=stream)
+        rule = self.rule.arguments(len(root))
         return verify_chains(chain[:, 1:], self.logits[chain], *noise, **rule)
 
     def expect_with_draft_probs(self) -> list[float]:
         return survival(torch.minimum(self.target_law, self.draft.double()), self.num_steps)
 
     def expect_with_shared_noise(self) -> list[float]:
-        draft = self.rule.probs(self.draft_logits)
-        return survival(shared_noise_agreement(self.target_law, draft), self.num_steps)
+        agreement = shared_noise_agreement(self.target_law, self.draft.double())
+        return survival(agreement, self.num_steps)
 
     def run(self, mode: str, *fault: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         verify, expect = {
@@ -126,3 +131,30 @@ class LogitsPair(Pair):
 def test_chains_follow_the_target(seed, mode):
     for name, (observed, expected) in LogitsPair(seed).run(mode).items():
         assert p_value(observed, expected) > ALPHA, name
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "drafts by the numbers that accept them",
+        "probabilities that were not sampled from",
+        "positions that stand still",
+        "one seed and position for all",
+    ],
+)
+def test_faults_show_with_draft_probs(fault):
+    """The tests above would be worthless if they passed these."""
+    found = LogitsPair(6).run("draft probabilities", fault).values()
+    assert min(p_value(*each) for each in found) < ALPHA
+
+
+@pytest.mark.parametrize("fault", ["positions that stand still", "streams that differ"])
+def test_faults_show_with_shared_noise(fault):
+    """Other noise emits what it should, but accepts less; that alone shows it."""
+    found = LogitsPair(6).run("shared noise", fault)
+    if fault == "streams that differ":
+        assert p_value(*found.pop("accepted drafts")) < ALPHA
+        for name, (observed, expected) in found.items():
+            assert p_value(observed, expected) > ALPHA, name
+    else:
+        assert min(p_value(*each) for each in found.values()) < ALPHA
