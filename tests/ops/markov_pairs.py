@@ -13,10 +13,10 @@ CHUNK = 20_000
 class Pair:
     """A target and a draft over V tokens, each row of which is a distribution of the next one."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, large_one_in: int = 5) -> None:
         rng = np.random.default_rng(seed)
         self.generator = torch.Generator().manual_seed(seed)
-        self.vocab_size = int(rng.integers(2, 65)) if seed % 5 == 0 else int(rng.integers(2, 13))
+        self.vocab_size = int(rng.integers(2, 65 if seed % large_one_in == 0 else 13))
         self.num_steps = int(rng.integers(1, 6))
         shape = (self.vocab_size, self.vocab_size)
         concentration = rng.choice([0.1, 1.0, 10.0])

@@ -36,11 +36,11 @@ class LogitsPair(Pair):
     """One whose rounds are verified with logits."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed)
+        # Large ones would take most of the time.
+        super().__init__(seed, large_one_in=10)
         self.rule = RULES[seed % len(RULES)]
         dtype = DTYPES[seed % len(DTYPES)]
         if self.vocab_size > 12:
-            # These few would take most of the time.
             self.num_steps, dtype = min(self.num_steps, 2), torch.bfloat16
         self.logits = self.target.log().to(dtype)
         self.draft_logits = self.draft.log()
