@@ -5,6 +5,7 @@ all tests of this file together with probability 1e-4 (Bonferroni). Here the tar
 is what temperature and filters make of its logits, computed in float64.
 """
 
+import adaptive_spec_ext
 import pytest
 import torch
 
@@ -15,9 +16,11 @@ from tests.ops.markov_pairs import Pair, beside_expected, observe, p_value, surv
 
 FALSE_ALARM_RATE = 1e-4
 NUM_PAIRS = 50
+NUM_TREES = 10
 # Per pair: first token, first two tokens, accepted drafts, both with draft probabilities and with
-# shared noise; and as many for trees.
-ALPHA = FALSE_ALARM_RATE / (9 * NUM_PAIRS)
+# shared noise; the same three per tree; what rounds without drafts and
+# with three bring to a few requests, one by one and by twos; and two of streams that differ.
+ALPHA = FALSE_ALARM_RATE / (6 * NUM_PAIRS + 3 * NUM_TREES + 2 * 2 + 2)
 
 RULES = [
     Rule(),
@@ -158,3 +161,102 @@ def test_faults_show_with_shared_noise(fault):
             assert p_value(observed, expected) > ALPHA, name
     else:
         assert min(p_value(*each) for each in found.values()) < ALPHA
+
+
+class TreePair(LogitsPair):
+    """One that drafts the same tree everywhere: some first tokens, and two behind each of them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.num_steps = 2
+        width = min(3, self.vocab_size)
+
+        def distinct_tokens(count: int) -> list[int]:
+            return torch.randperm(self.vocab_size, generator=self.generator)[:count].tolist()
+
+        firsts = distinct_tokens(width)
+        self.children = {token: distinct_tokens(2) for token in firsts}
+        leaves = [token for first in firsts for token in self.children[first]]
+        self.tokens = torch.tensor([0, *firsts, *leaves])
+        first_leaves = list(range(width + 1, len(self.tokens), 2))
+        self.first_child = torch.tensor([1, *first_leaves] + [-1] * len(leaves))
+        siblings = [*range(2, width + 1), -1]
+        for leaf in first_leaves:
+            siblings += [leaf + 1, -1]
+        self.next_sibling = torch.tensor([-1, *siblings])
+        self.depths = torch.tensor([0] + [1] * width + [2] * len(leaves))
+
+    def verify_tree(
+        self, samples: torch.Tensor, root: torch.Tensor, depth: int, num_steps: int
+    ) -> torch.Tensor:
+        seeds, positions = self.noise(samples, depth)
+        rule = self.rule.arguments(len(root))
+        if depth > 0:
+            return sample(self.logits[root], seeds, positions, **rule)[:, None]
+        size, num_nodes = len(root), len(self.tokens)
+        predicts = torch.empty(size * num_nodes, dtype=torch.int32)
+        accept_index = torch.zeros(size, num_steps + 1, dtype=torch.int32)
+        counts = torch.empty(size, dtype=torch.int32)
+        adaptive_spec_ext.verify_tree_sampling_from_logits(
+            predicts,
+            accept_index,
+            counts,
+            self.tokens.expand(size, -1),
+            torch.arange(size * num_nodes).view(size, num_nodes),
+            self.first_child.expand(size, -1),
+            self.next_sibling.expand(size, -1),
+            self.logits[self.tokens].expand(size, -1, -1),
+            seeds,
+            positions[:, None] + self.depths,
+            **rule,
+        )
+        emitted = predicts[accept_index.long()]
+        return emitted.masked_fill(torch.arange(num_steps + 1) > counts[:, None], -1)
+
+    def expect_of_tree(self) -> list[float]:
+        law = self.target_law
+        depth_1 = sum(law[0, first] for first in self.children)
+        depth_2 = sum(
+            law[0, first] * law[first, self.children[first]].sum() for first in self.children
+        )
+        return [1.0, float(depth_1), float(depth_2)]
+
+
+@pytest.mark.parametrize("seed", range(NUM_TREES))
+def test_trees_follow_the_target(seed):
+    """Whichever siblings were drafted: each is accepted with its own probability."""
+    pair = TreePair(3000 + seed)
+    observed = observe(pair.verify_tree, pair.vocab_size, pair.num_steps)
+    found = beside_expected(observed, pair.target_law, pair.expect_of_tree())
+    for name, (seen, expected) in found.items():
+        assert p_value(seen, expected) > ALPHA, name
+
+
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_a_request_draws_anew_in_each_round(num_steps):
+    """Case 19: 1000 calls whose only change are the sequence lengths that the op itself counts up,
+    as in a replayed graph. With noise that stands still, all would draw the same quantile."""
+    size, num_requests = 8, 16
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(size, generator=generator)
+    seq_lens = 10 * torch.arange(num_requests)
+    emitted: list[list[int]] = [[] for _ in range(num_requests)]
+    for _ in range(1000):
+        output = verify_chains(
+            torch.randint(size, (num_requests, num_steps), generator=generator),
+            logits.expand(num_requests, num_steps + 1, size),
+            torch.arange(num_requests),
+            seq_lens,
+            seq_lens=seq_lens,
+            new_seq_lens=seq_lens,
+        )
+        for tokens, row in zip(emitted, output.tolist(), strict=True):
+            tokens += [token for token in row if token >= 0]
+    assert seq_lens.tolist() == [10 * b + len(tokens) for b, tokens in enumerate(emitted)]
+    law = logits.double().softmax(-1)
+    joint = torch.zeros(size * size)
+    for tokens in emitted:
+        pairs = torch.tensor(tokens[: len(tokens) // 2 * 2]).view(-1, 2)
+        joint += torch.bincount(pairs @ torch.tensor([size, 1]), minlength=size * size)
+    assert p_value(joint.view(size, size).sum(1), law) > ALPHA
+    assert p_value(joint, (law[:, None] * law).flatten()) > ALPHA
