@@ -18,8 +18,8 @@ FALSE_ALARM_RATE = 1e-4
 NUM_PAIRS = 50
 NUM_TREES = 10
 # Per pair: first token, first two tokens, accepted drafts, both with draft probabilities and with
-# shared noise; the same three per tree; what rounds without drafts and
-# with three bring to a few requests, one by one and by twos; and two of streams that differ.
+# shared noise. The same three per tree. Single tokens and twos of rounds in a row, with and without
+# drafts. First and first two tokens with streams that differ.
 ALPHA = FALSE_ALARM_RATE / (6 * NUM_PAIRS + 3 * NUM_TREES + 2 * 2 + 2)
 
 RULES = [
