@@ -126,6 +126,8 @@ class EagleWorker(BaseSpecWorker):
                 f"draft: S = {max(all_steps)} needs a draft model, got None "
                 "(without one only S = 0 can run)"
             )
+        if learns_in_op:
+            policy.bind(self)
 
         self.target, self.draft = target, draft
         self.policy = policy

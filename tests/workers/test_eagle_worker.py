@@ -108,6 +108,12 @@ def test_bad_rows_are_refused(pair):
         worker.add_row([])
     with pytest.raises(ValueError, match="1 to 100 tokens"):
         worker.add_row([1] * 101)
+    for token in (-1, 64):
+        with pytest.raises(ValueError, match=f"token_ids: expected token ids 0 to 63, got {token}"):
+            worker.add_row([1, token, 2])
+    with pytest.raises(TypeError, match="sampling: expected SamplingParams, got 0.7"):
+        worker.add_row([1], 0.7)
+    assert worker.num_reqs == 0
     worker.add_row([1])
     with pytest.raises(ValueError, match="all 1 rows are taken"):
         worker.add_row([1])
@@ -221,6 +227,18 @@ def test_initial_steps_outside_the_candidates_build_nothing(pair, monkeypatch):
     assert built == []
 
 
+def test_a_state_drives_one_worker_at_a_time(pair):
+    # Two would take each other's rounds for their own and wait for ones that never come.
+    policy = AdaptiveState(ONE_SLOT, 3)
+    worker = make_worker(pair, policy)
+    with pytest.raises(ValueError, match="policy: this AdaptiveState drives another engine"):
+        make_worker(pair, policy)
+    worker.add_row([1, 2, 3])
+    assert worker.decode().tokens
+    del worker
+    make_worker(pair, policy)
+
+
 def test_a_state_on_another_device_is_refused(pair):
     policy = AdaptiveState(ONE_SLOT, 3)
     policy.tensor = policy.tensor.to("meta")
@@ -279,6 +297,8 @@ def test_the_base_worker_has_hooks_that_do_nothing():
         ({"speculative_num_steps": -1}, ValueError, "speculative_num_steps"),
         ({"cuda_graph_bs": [0]}, ValueError, "cuda_graph_bs"),
         ({"cuda_graph_bs": ["4"]}, TypeError, "cuda_graph_bs"),
+        ({"policy": 5}, TypeError, "policy: expected AdaptiveSpecPolicy or None, got 5"),
+        ({"options": 5}, TypeError, "options: expected SpecOptions or None, got 5"),
     ],
 )
 def test_bad_arguments_are_named(pair, keywords, error, text):
