@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import torch
 
+from adaptive_spec import ops
 from adaptive_spec.engine.draft import EagleDraft
 from adaptive_spec.engine.llama import LlamaConfig, LlamaForCausalLM
 from adaptive_spec.engine.loading import ModelPair
+from adaptive_spec.engine.sampling import SamplingParams
 from adaptive_spec.engine.tokenizer import Tokenizer
 
 
@@ -65,10 +67,49 @@ def greedy_reference(
     """Plain greedy decoding that runs the whole sequence anew for each token, without a cache."""
     ids = list(prompt_ids)
     for _ in range(max_new_tokens):
-        inputs = torch.tensor([ids])
-        hidden = target(inputs, torch.arange(len(ids)).unsqueeze(0))
-        ids.append(int(target.logits(hidden[0, -1]).argmax()))
+        ids.append(int(next_logits(target, ids).argmax()))
     return ids[len(prompt_ids) :]
+
+
+@torch.inference_mode()
+def sampled_reference(
+    target: LlamaForCausalLM,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    sampling: SamplingParams,
+) -> list[int]:
+    """Plain sampling with a seed, as `greedy_reference`: alone, token by token, without a cache."""
+    ids = list(prompt_ids)
+    for _ in range(max_new_tokens):
+        ids.append(sampled_token(next_logits(target, ids), len(ids) - 1, sampling))
+    return ids[len(prompt_ids) :]
+
+
+def sampled_token(logits: torch.Tensor, position: int, sampling: SamplingParams) -> int:
+    """What a row of ``logits`` [V] at ``position`` of its sequence chooses; needs a seed."""
+    token = torch.zeros(1, dtype=torch.int64)
+    ops.verify_chain_sampling_from_logits(
+        torch.zeros(1, 0, dtype=torch.int64),
+        logits[None, None],
+        torch.tensor([sampling.seed]),
+        torch.tensor([position]),
+        torch.zeros(1, 1, dtype=torch.int32),
+        torch.zeros(1, dtype=torch.int32),
+        torch.tensor([sampling.temperature], dtype=torch.float32),
+        torch.tensor([sampling.top_k], dtype=torch.int32),
+        torch.tensor([sampling.top_p], dtype=torch.float32),
+        torch.tensor([sampling.min_p], dtype=torch.float32),
+        bonus_tokens=token,
+    )
+    return int(token)
+
+
+@torch.inference_mode()
+def next_logits(target: LlamaForCausalLM, token_ids: Sequence[int]) -> torch.Tensor:
+    """The target's logits [V] behind ``token_ids``, by a pass over all of them."""
+    inputs = torch.tensor([list(token_ids)])
+    hidden = target(inputs, torch.arange(inputs.size(1)).unsqueeze(0))
+    return target.logits(hidden[0, -1])
 
 
 @torch.inference_mode()
