@@ -11,7 +11,7 @@ from adaptive_spec import ops
 from adaptive_spec.engine.draft import EagleDraft
 from adaptive_spec.engine.llama import LlamaConfig, LlamaForCausalLM
 from adaptive_spec.engine.loading import ModelPair
-from adaptive_spec.engine.sampling import SamplingParams
+from adaptive_spec.engine.sampling import GREEDY, SamplingParams
 from adaptive_spec.engine.tokenizer import Tokenizer
 
 
@@ -113,7 +113,9 @@ def next_logits(target: LlamaForCausalLM, token_ids: Sequence[int]) -> torch.Ten
 
 
 @torch.inference_mode()
-def draft_reference(pair: ModelPair, token_ids: Sequence[int], num_steps: int) -> list[int]:
+def draft_reference(
+    pair: ModelPair, token_ids: Sequence[int], num_steps: int, sampling: SamplingParams = GREEDY
+) -> list[int]:
     """What the draft proposes after ``token_ids``, computed anew from the whole sequence."""
     inputs = torch.tensor([list(token_ids)])
     positions = torch.arange(inputs.size(1)).unsqueeze(0)
@@ -123,9 +125,9 @@ def draft_reference(pair: ModelPair, token_ids: Sequence[int], num_steps: int) -
     for _ in range(num_steps):
         length = tokens.size(1)
         out = pair.draft(tokens, hidden, positions[:, :length])
-        token = pair.draft.logits(out[:, -1]).argmax(-1, keepdim=True)
-        proposals.append(int(token))
-        tokens = torch.cat([tokens, token], dim=1)
+        # `tokens` lack the sequence's first.
+        proposals.append(sampled_token(pair.draft.logits(out[0, -1]), length, sampling))
+        tokens = torch.cat([tokens, torch.tensor([proposals[-1:]])], dim=1)
         hidden = torch.cat([hidden, out[:, -1:]], dim=1)
         positions = torch.arange(tokens.size(1)).unsqueeze(0)
     return proposals

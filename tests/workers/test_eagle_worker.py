@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from adaptive_spec import AdaptiveSpeculativeParams
+from adaptive_spec.engine.sampling import GREEDY, SamplingParams
 from adaptive_spec.state import AdaptiveState
 from adaptive_spec.testing.models import agreeing_pair, draft_reference, greedy_reference
 from adaptive_spec.workers import (
@@ -318,9 +319,12 @@ def test_drafting_without_a_draft_model_is_refused(pair):
 # Rounds at S = 0.
 
 
-def run_alternating(pair, worker, prompts, pattern):
+def run_alternating(pair, worker, prompts, pattern, sampling=(GREEDY,) * 3):
     """Rounds at the given steps; yields (sequences before the round, proposals) at S > 0."""
-    sequences = [list(prompt) + [worker.add_row(prompt)] for prompt in prompts]
+    sequences = [
+        list(prompt) + [worker.add_row(prompt, own)]
+        for prompt, own in zip(prompts, sampling, strict=True)
+    ]
     for steps in pattern:
         force(worker, steps)
         before = [list(s) for s in sequences]
@@ -347,6 +351,24 @@ def test_after_a_pause_the_draft_proposes_what_it_would_have_without(pair, cuda_
         checked += 1
     assert checked == 15
     assert worker.num_skipped_draft_rounds == 0
+
+
+def test_drafts_are_chosen_with_the_noise_that_will_judge_them(pair):
+    # From the draft's logits, but by the request's own rule, seed and places in the sequence.
+    worker = make_worker(pair, policy_of([0, 3]), cuda_graph_bs=[4])
+    sampling = [
+        SamplingParams(1.0, seed=7),
+        SamplingParams(0.8, top_k=8, top_p=0.9, min_p=0.01, seed=-7),
+        SamplingParams(),
+    ]
+    greedy = sampled = 0
+    for sequences, proposals in run_alternating(pair, worker, PROMPTS, PATTERN, sampling):
+        for sequence, own, proposal in zip(sequences, sampling, proposals, strict=True):
+            own = own.with_seed()
+            assert proposal == draft_reference(pair, sequence, 3, own)
+            greedy += proposal == draft_reference(pair, sequence, 3)
+            sampled += 1
+    assert sampled == 45 and greedy < 30
 
 
 def test_skipping_the_draft_at_zero_is_opt_in_counted_and_lossless(pair, monkeypatch):
