@@ -9,11 +9,12 @@ the next batch may belong to another slot, and a missing state is an error at st
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from adaptive_spec.graphs import SpecRuntimeState
 
 
+@runtime_checkable
 class AdaptiveSpecPolicy(Protocol):
     """What chooses the steps: `AdaptiveState` (in the op) or `AdaptiveSpeculativeParams` (host)."""
 

@@ -15,6 +15,7 @@ import torch
 
 from adaptive_spec.capture import Capture, CapturePool, Stage
 from adaptive_spec.routing import pad_to_cuda_graph_bs
+from adaptive_spec.row_sampling import RowSampling
 
 __all__ = [
     "CaptureReport",
@@ -32,8 +33,8 @@ class DecodeBuffers:
 
     Rows are batch rows. Carried from round to round: ``num_reqs``, ``seq_lens`` (tokens whose keys
     the target's cache holds), column 0 of ``input_ids`` (the last token, not in the cache yet),
-    ``draft_hidden`` (the draft's state the next first draft token is read from) and, only where
-    rounds at S = 0 may skip the draft, ``target_hidden``. All else lives for one round.
+    ``draft_hidden`` (the draft's state the next first draft token is read from), ``sampling`` and,
+    only where rounds at S = 0 may skip the draft, ``target_hidden``. All else lives for one round.
     """
 
     num_reqs: torch.Tensor  # int32 [1]; rows beyond it are padding
@@ -41,6 +42,7 @@ class DecodeBuffers:
     input_ids: torch.Tensor  # int64 [P, D]; the last token, then the drafts
     draft_hidden: torch.Tensor  # [P, hidden size]
     target_hidden: torch.Tensor | None  # [P, hidden size]
+    sampling: RowSampling  # [P] each
     positions: torch.Tensor  # int64 [P, D]
     output_token_ids: torch.Tensor  # int32 [P, D]; accepted drafts and the bonus token, then -1
     extend_ids: torch.Tensor  # int64 [P, D]
@@ -83,6 +85,7 @@ class DecodeBuffers:
             input_ids=ids(rows, width),
             draft_hidden=real(rows, hidden_size),
             target_hidden=real(rows, hidden_size) if keep_target_hidden else None,
+            sampling=RowSampling.allocate(rows, device),
             positions=ids(rows, width),
             output_token_ids=ids(rows, width, dtype=torch.int32),
             extend_ids=ids(rows, width),
@@ -105,12 +108,23 @@ class DecodeBuffers:
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.nbytes for t in vars(self).values() if t is not None)
+        own = [t for t in vars(self).values() if isinstance(t, torch.Tensor)]
+        return sum(t.nbytes for t in (*own, *self.sampling.tensors))
 
     def row_state(self) -> tuple[torch.Tensor, ...]:
         """The per-row tensors carried from round to round, as views."""
-        carried = (self.seq_lens, self.new_seq_lens, self.input_ids[:, 0], self.draft_hidden)
-        return carried if self.target_hidden is None else (*carried, self.target_hidden)
+        return tuple(
+            tensor
+            for tensor in (
+                self.seq_lens,
+                self.new_seq_lens,
+                self.input_ids[:, 0],
+                self.draft_hidden,
+                self.target_hidden,
+                *self.sampling.tensors,
+            )
+            if tensor is not None
+        )
 
     def move_row(self, source: int, target: int) -> None:
         """Copy what request row ``source`` carries into row ``target``."""
@@ -118,7 +132,7 @@ class DecodeBuffers:
             tensor[target] = tensor[source]
 
     def clear_row(self, row: int) -> None:
-        """Make ``row`` a padding row: token 0 at position 0.
+        """Make ``row`` a padding row: token 0 at position 0, greedy.
 
         A padded round still computes it, so it must not keep positions that only the departed
         request's share of the cache could hold.
@@ -148,10 +162,13 @@ class RoundFrame:
     last_tokens: torch.Tensor  # column 0 of input_ids
     draft_tokens: torch.Tensor  # the other columns
     token_columns: tuple[torch.Tensor, ...]  # [P, 1] each
+    tokens_by_step: tuple[torch.Tensor, ...]  # the same as [P]
     positions: torch.Tensor
     position_columns: tuple[torch.Tensor, ...]
+    positions_by_step: tuple[torch.Tensor, ...]
     draft_hidden: torch.Tensor
     target_hidden: torch.Tensor | None
+    sampling: RowSampling
     output_token_ids: torch.Tensor
     extend_ids: torch.Tensor
     accept_token_num: torch.Tensor
@@ -199,10 +216,13 @@ class RoundFrame:
             last_tokens=input_ids[:, 0],
             draft_tokens=input_ids[:, 1:],
             token_columns=input_ids.split(1, dim=1),
+            tokens_by_step=input_ids.unbind(1),
             positions=positions,
             position_columns=positions.split(1, dim=1),
+            positions_by_step=positions.unbind(1),
             draft_hidden=buffers.draft_hidden[:batch_size],
             target_hidden=None if target_hidden is None else target_hidden[:batch_size],
+            sampling=buffers.sampling.rows(0, batch_size),
             output_token_ids=buffers.output_token_ids[:batch_size, :width],
             extend_ids=buffers.extend_ids[:batch_size, :width],
             accept_token_num=buffers.accept_token_num[:batch_size],

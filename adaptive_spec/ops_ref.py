@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import numpy as np
+import torch
 from torch import Tensor
+
+from .row_choice_ref import Draft, RowRule, choose, unit_bits
 
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -125,6 +128,44 @@ class _Tree:
         self.anomalies += child != -1
 
 
+def _walk_tree(
+    tree: _Tree,
+    b: int,
+    limit: int,
+    target: Callable[[int, int], tuple[int | None, bool]],
+    predicts: Tensor,
+    accept_index: Tensor,
+) -> _Row:
+    """target(node, flat_id) -> the target's choice behind a node, None for none, and whether it is
+    sound."""
+
+    def find(node: int, wanted: int) -> int | None:
+        for child in tree.children(node):
+            if tree.tokens[child] == wanted:
+                if tree.has_id(child):
+                    return child
+                tree.anomalies += 1
+            tree.anomalies += not _is_token(tree.tokens[child])
+        return None
+
+    node, path, emitted = 0, [tree.root], []
+    while True:
+        wanted, is_sound = target(node, path[-1])
+        tree.anomalies += not is_sound
+        emitted.append(0 if wanted is None else wanted)
+        if wanted is None or len(emitted) > limit:
+            break
+        child = find(node, wanted)
+        if child is None:
+            break
+        node = child
+        path.append(tree.flat_ids[child])
+    for j, (flat_id, token) in enumerate(zip(path, emitted, strict=True)):
+        accept_index[b, j] = flat_id
+        predicts[flat_id] = token
+    return _Row(emitted, tree.anomalies)
+
+
 def verify_tree_greedy_ref(
     predicts: Tensor,
     accept_index: Tensor,
@@ -145,39 +186,15 @@ def verify_tree_greedy_ref(
     num_flat_ids = _num_live(num_reqs, batch_size) * num_nodes
     choices = [token for row in target_predict.tolist() for token in row]
 
+    def target(node: int, flat_id: int) -> tuple[int | None, bool]:
+        is_token = _is_token(choices[flat_id])
+        return (choices[flat_id] if is_token else None), is_token
+
     def verify_row(b: int, limit: int) -> _Row:
         tree = _Tree(
             b, num_flat_ids, candidates, retrive_index, retrive_next_token, retrive_next_sibling
         )
-
-        def find(node: int, wanted: int) -> int | None:
-            for child in tree.children(node):
-                if tree.tokens[child] == wanted:
-                    if tree.has_id(child):
-                        return child
-                    tree.anomalies += 1
-                tree.anomalies += not _is_token(tree.tokens[child])
-            return None
-
-        node, path, emitted = 0, [tree.root], []
-        while True:
-            wanted = choices[path[-1]]
-            if not _is_token(wanted):
-                tree.anomalies += 1
-                emitted.append(0)
-                break
-            emitted.append(wanted)
-            if len(emitted) > limit:
-                break
-            child = find(node, wanted)
-            if child is None:
-                break
-            node = child
-            path.append(tree.flat_ids[child])
-        for j, (flat_id, token) in enumerate(zip(path, emitted, strict=True)):
-            accept_index[b, j] = flat_id
-            predicts[flat_id] = token
-        return _Row(emitted, tree.anomalies)
+        return _walk_tree(tree, b, limit, target, predicts, accept_index)
 
     return _verify_rows(
         batch_size, num_steps, num_nodes, verify_row, accept_token_num, num_reqs, **outputs
@@ -283,8 +300,7 @@ def _units(weight: np.float32, vocab_size: int) -> int:
     """A weight as a whole number of units; see csrc/core/draw.h."""
     if not weight > 0:
         return 0
-    bits = 61 - (vocab_size - 1).bit_length()
-    return math.floor(Fraction(min(float(weight), 2.0)) * 2**bits)
+    return math.floor(Fraction(min(float(weight), 2.0)) * 2 ** unit_bits(vocab_size))
 
 
 def _residual_units(
@@ -466,7 +482,7 @@ def verify_chain_sampling_ref(
                 if i == limit:
                     passes = bool(coin < joint)
                 else:
-                    rest = sum(left(i, joint)) / 2.0 ** (61 - (vocab_size - 1).bit_length())
+                    rest = sum(left(i, joint)) / 2.0 ** unit_bits(vocab_size)
                     passes = float(coin) * (rest + (1.0 - float(joint))) < rest
                 if passes:
                     last, ratio_at_last = i, joint
@@ -493,6 +509,126 @@ def verify_chain_sampling_ref(
 
     return _verify_rows(
         batch_size, num_steps, num_steps + 1, verify_row, accept_token_num, num_reqs, **outputs
+    )
+
+
+@dataclasses.dataclass
+class _SampledLogits:
+    """Rows of logits and how they are sampled, as the ops that do so are given them."""
+
+    target_logits: Tensor
+    seeds: Tensor
+    temperature: Tensor | None
+    top_k: Tensor | None
+    top_p: Tensor | None
+    min_p: Tensor | None
+    noise_stream: int
+    error_mask: Tensor | None
+
+    def rule(self, b: int) -> RowRule:
+        given = {
+            name: getattr(self, name)[b].item()
+            for name in ("temperature", "top_k", "top_p", "min_p")
+            if getattr(self, name) is not None
+        }
+        return RowRule(seed=int(self.seeds[b]), stream=self.noise_stream, **given)
+
+    def choose(
+        self, b: int, i: int, position: int, draft: Draft | None = None
+    ) -> tuple[int | None, bool]:
+        row = self.target_logits[b, i]
+        logits = (row if row.dtype == torch.float64 else row.float()).numpy()
+        choice, is_sound = choose(logits, self.rule(b), position, draft)
+        if self.error_mask is not None and not is_sound:
+            self.error_mask[b] = True
+        return choice, is_sound
+
+
+def verify_chain_sampling_from_logits_ref(
+    draft_tokens: Tensor,
+    target_logits: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    output_token_ids: Tensor,
+    accept_token_num: Tensor,
+    temperature: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    draft_probs: Tensor | None = None,
+    noise_stream: int = 0,
+    error_mask: Tensor | None = None,
+    *,
+    speculative_num_steps: int | None = None,
+    num_reqs: Tensor | None = None,
+    **outputs: Tensor | None,
+) -> RoundSums:
+    """Reference of `adaptive_spec_ext.verify_chain_sampling_from_logits`."""
+    batch_size, width = draft_tokens.shape
+    num_steps = width if speculative_num_steps is None else speculative_num_steps
+    rows = _SampledLogits(
+        target_logits, seeds, temperature, top_k, top_p, min_p, noise_stream, error_mask
+    )
+
+    def verify_row(b: int, limit: int) -> _Row:
+        drafts = draft_tokens[b].tolist()
+
+        def target(i: int) -> tuple[int | None, bool]:
+            draft = None
+            if draft_probs is not None and i < limit:
+                draft = Draft(drafts[i], draft_probs[b, i].numpy())
+            return rows.choose(b, i, int(positions[b]) + i, draft)
+
+        row = _verify_chain(drafts, limit, target_logits.size(2), target)
+        return _write_chain_row(output_token_ids, b, row)
+
+    return _verify_rows(
+        batch_size, num_steps, num_steps + 1, verify_row, accept_token_num, num_reqs, **outputs
+    )
+
+
+def verify_tree_sampling_from_logits_ref(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    target_logits: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    temperature: Tensor | None = None,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+    noise_stream: int = 0,
+    error_mask: Tensor | None = None,
+    *,
+    speculative_num_steps: int | None = None,
+    num_reqs: Tensor | None = None,
+    **outputs: Tensor | None,
+) -> RoundSums:
+    """Reference of `adaptive_spec_ext.verify_tree_sampling_from_logits`."""
+    batch_size, num_nodes = candidates.shape
+    num_steps = accept_index.size(1) - 1 if speculative_num_steps is None else speculative_num_steps
+    num_flat_ids = _num_live(num_reqs, batch_size) * num_nodes
+    rows = _SampledLogits(
+        target_logits, seeds, temperature, top_k, top_p, min_p, noise_stream, error_mask
+    )
+
+    def verify_row(b: int, limit: int) -> _Row:
+        tree = _Tree(
+            b, num_flat_ids, candidates, retrive_index, retrive_next_token, retrive_next_sibling
+        )
+
+        def target(node: int, flat_id: int) -> tuple[int | None, bool]:
+            return rows.choose(b, node, int(positions[b, node]))
+
+        return _walk_tree(tree, b, limit, target, predicts, accept_index)
+
+    return _verify_rows(
+        batch_size, num_steps, num_nodes, verify_row, accept_token_num, num_reqs, **outputs
     )
 
 

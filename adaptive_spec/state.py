@@ -11,8 +11,9 @@ the state to the host. A serving loop needs none of it: its decisions come from 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -80,6 +81,7 @@ class AdaptiveState:
         self.device = resolve_device(device)
         # Readers count rounds on their own, so whatever sets the round number tells them.
         self._readers: weakref.WeakSet[_C.StepReader] = weakref.WeakSet()
+        self._worker: Callable[[], object | None] = lambda: None
         self.config = load_adaptive_config(config)
         self.router = BatchRouter(self.config)
         num_slots = len(self.config.slots)
@@ -189,6 +191,23 @@ class AdaptiveState:
     def get_steps_for_batch(self, batch_size: int) -> int:
         """The newest step count chosen for a batch of this size, of those that have arrived."""
         return self.ring.latest(self.slot_for_batch(batch_size)).speculative_num_steps
+
+    def bind(self, worker: object) -> None:
+        """Give this state to `worker`, whose rounds update it from now on, for as long as it lives.
+
+        Raises:
+            ValueError: it belongs to another worker. Each would take the other's rounds for its
+                own, and wait for decisions of rounds that never were.
+        """
+        if self._worker() is not None:
+            # One that is not used any more may only wait to be collected: workers hold cycles.
+            gc.collect()
+        if self._worker() not in (None, worker):
+            raise ValueError(
+                "policy: this AdaptiveState drives another engine or worker; give each its own "
+                "(load_state_dict takes over what one has learnt)"
+            )
+        self._worker = weakref.ref(worker)
 
     def step_reader(self, *, lag: int, timeout_s: float) -> _C.StepReader:
         """The host's per-round read of this state's decisions, beginning at the next round.

@@ -10,6 +10,7 @@ _HOMES = {
     "Engine": "engine",
     "RoundReport": "engine",
     "Request": "request",
+    "SamplingParams": "sampling",
     "ModelPair": "loading",
     "load_pair": "loading",
     "random_pair": "loading",

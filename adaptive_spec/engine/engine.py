@@ -1,7 +1,7 @@
 """The engine: text or tokens in, text or tokens out, many requests at a time.
 
-Requests join and leave between decode rounds. Output is greedy and lossless: whatever the draft
-proposes and however S changes, a request's tokens are those of plain greedy decoding.
+Requests join and leave between decode rounds. Output is lossless: whatever the draft proposes and
+however S changes, a request's tokens are those of plain decoding, greedy or sampled with its seed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from adaptive_spec.controller import AdaptiveController, AdaptiveSpecPolicy
 from adaptive_spec.engine.loading import ModelPair
 from adaptive_spec.engine.request import Limits, Request
+from adaptive_spec.engine.sampling import GREEDY, SamplingParams
 from adaptive_spec.engine.scheduler import Scheduler
 from adaptive_spec.workers import DecodeResult, EagleWorker, EagleWorkerV2, SpecOptions
 
@@ -129,16 +130,18 @@ class Engine:
         stop_strings: Sequence[str] = (),
         ignore_eos: bool = False,
         on_text: Callable[[str], None] | None = None,
+        sampling: SamplingParams = GREEDY,
     ) -> Request:
         """Queue a prompt (text or token ids). It joins a coming round and ends at its limits.
 
         The pair's end-of-text tokens are stop tokens unless ``ignore_eos``. A request also ends
         ("length") where prompt and output reach the engine's max_len. ``on_text`` is called at the
         end of a step with the text that the step released: whole characters, never part of a stop
-        string. Raises TypeError or ValueError naming the argument; then nothing was queued.
+        string. ``sampling``: how its tokens are chosen; greedily by default. Raises TypeError or
+        ValueError naming the argument; then nothing was queued.
         """
         request = self._make_request(
-            prompt, max_new_tokens, stop_token_ids, stop_strings, ignore_eos, on_text
+            prompt, max_new_tokens, stop_token_ids, stop_strings, ignore_eos, on_text, sampling
         )
         self._scheduler.waiting.append(request)
         return request
@@ -204,13 +207,22 @@ class Engine:
         stop_token_ids: Sequence[int] = (),
         stop_strings: Sequence[str] = (),
         ignore_eos: bool = False,
+        sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
     ) -> list[Request]:
-        """Submit all prompts and step until they are done; the finished requests, in order."""
+        """Submit all prompts and step until they are done; the finished requests, in order.
+
+        ``sampling``: one for all prompts, or one for each.
+        """
+        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else list(sampling)
+        if len(each) != len(prompts):
+            raise ValueError(
+                f"sampling: expected one for each of {len(prompts)} prompts, got {len(each)}"
+            )
         requests = [
             self._make_request(
-                prompt, max_new_tokens, stop_token_ids, stop_strings, ignore_eos, None
+                prompt, max_new_tokens, stop_token_ids, stop_strings, ignore_eos, None, own
             )
-            for prompt in prompts
+            for prompt, own in zip(prompts, each, strict=True)
         ]
         self._scheduler.waiting.extend(requests)
         try:
@@ -232,6 +244,7 @@ class Engine:
         stop_token_ids: Sequence[int] = (),
         stop_strings: Sequence[str] = (),
         ignore_eos: bool = False,
+        sampling: SamplingParams = GREEDY,
     ) -> TextStream:
         """Submit a prompt and yield its text as it comes; closing the stream aborts the request.
 
@@ -245,6 +258,7 @@ class Engine:
             stop_strings=stop_strings,
             ignore_eos=ignore_eos,
             on_text=pieces.append,
+            sampling=sampling,
         )
         return TextStream(self, request, pieces)
 
@@ -256,7 +270,10 @@ class Engine:
         stop_strings: Sequence[str],
         ignore_eos: bool,
         on_text: Callable[[str], None] | None,
+        sampling: SamplingParams,
     ) -> Request:
+        if not isinstance(sampling, SamplingParams):
+            raise TypeError(f"sampling: expected SamplingParams, got {sampling!r}")
         tokenizer = self.pair.tokenizer
         if tokenizer is None:
             for name, value in (("stop_strings", stop_strings), ("on_text", on_text)):
@@ -269,7 +286,9 @@ class Engine:
         room = self.max_len - len(ids)
         if limits.max_new_tokens > room:
             limits = Limits(room, limits.stop_token_ids, limits.stop_strings)
-        request = Request(self._num_submitted, ids, limits, tokenizer, on_text)
+        request = Request(
+            self._num_submitted, ids, limits, tokenizer, on_text, sampling.with_seed()
+        )
         self._num_submitted += 1
         return request
 
@@ -353,7 +372,7 @@ class Engine:
         num_joined = 0
         while (request := self._scheduler.next_to_join()) is not None:
             # A retracted request comes back with the tokens it already has.
-            token = self.worker.add_row(request.token_ids)
+            token = self.worker.add_row(request.token_ids, request.sampling)
             self._scheduler.join()
             num_joined += 1
             if token is None:
@@ -390,6 +409,7 @@ class Engine:
         return emitted
 
     def _leave(self, row: int) -> None:
+        self._scheduler.running[row].had_bad_logits |= self.worker.rows[row].had_bad_logits
         self.worker.remove_row(row)
         self._scheduler.leave(row)
 

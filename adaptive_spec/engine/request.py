@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from adaptive_spec.engine.sampling import GREEDY, SamplingParams
 from adaptive_spec.engine.text import TextOutput
 from adaptive_spec.engine.tokenizer import Tokenizer
 
@@ -52,11 +53,15 @@ class Request:
     limits: Limits
     tokenizer: Tokenizer | None = None
     on_text: Callable[[str], None] | None = None
+    sampling: SamplingParams = GREEDY  # with the seed it got
     output_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None  # "length", "stop_token", "stop_string" or "abort"
     num_rounds: int = 0  # decode rounds it took part in
     num_proposed_drafts: int = 0
     num_correct_drafts: int = 0  # accepted drafts, bonus excluded, as the verify op saw them
+    # Whether its rounds met logits with a NaN, +inf or nothing above -inf: its tokens are then not
+    # what the models should have given. Known when it ends or is retracted.
+    had_bad_logits: bool = False
 
     def __post_init__(self) -> None:
         # Text costs time per token, so it is built along the way only where someone waits for it.

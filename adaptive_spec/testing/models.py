@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import torch
 
+from adaptive_spec import ops
 from adaptive_spec.engine.draft import EagleDraft
 from adaptive_spec.engine.llama import LlamaConfig, LlamaForCausalLM
 from adaptive_spec.engine.loading import ModelPair
+from adaptive_spec.engine.sampling import GREEDY, SamplingParams
 from adaptive_spec.engine.tokenizer import Tokenizer
 
 
@@ -65,14 +67,55 @@ def greedy_reference(
     """Plain greedy decoding that runs the whole sequence anew for each token, without a cache."""
     ids = list(prompt_ids)
     for _ in range(max_new_tokens):
-        inputs = torch.tensor([ids])
-        hidden = target(inputs, torch.arange(len(ids)).unsqueeze(0))
-        ids.append(int(target.logits(hidden[0, -1]).argmax()))
+        ids.append(int(next_logits(target, ids).argmax()))
     return ids[len(prompt_ids) :]
 
 
 @torch.inference_mode()
-def draft_reference(pair: ModelPair, token_ids: Sequence[int], num_steps: int) -> list[int]:
+def sampled_reference(
+    target: LlamaForCausalLM,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    sampling: SamplingParams,
+) -> list[int]:
+    """Plain sampling with a seed, as `greedy_reference`: alone, token by token, without a cache."""
+    ids = list(prompt_ids)
+    for _ in range(max_new_tokens):
+        ids.append(sampled_token(next_logits(target, ids), len(ids) - 1, sampling))
+    return ids[len(prompt_ids) :]
+
+
+def sampled_token(logits: torch.Tensor, position: int, sampling: SamplingParams) -> int:
+    """What a row of ``logits`` [V] at ``position`` of its sequence chooses; needs a seed."""
+    token = torch.zeros(1, dtype=torch.int64)
+    ops.verify_chain_sampling_from_logits(
+        torch.zeros(1, 0, dtype=torch.int64),
+        logits[None, None],
+        torch.tensor([sampling.seed]),
+        torch.tensor([position]),
+        torch.zeros(1, 1, dtype=torch.int32),
+        torch.zeros(1, dtype=torch.int32),
+        torch.tensor([sampling.temperature], dtype=torch.float32),
+        torch.tensor([sampling.top_k], dtype=torch.int32),
+        torch.tensor([sampling.top_p], dtype=torch.float32),
+        torch.tensor([sampling.min_p], dtype=torch.float32),
+        bonus_tokens=token,
+    )
+    return int(token)
+
+
+@torch.inference_mode()
+def next_logits(target: LlamaForCausalLM, token_ids: Sequence[int]) -> torch.Tensor:
+    """The target's logits [V] behind ``token_ids``, by a pass over all of them."""
+    inputs = torch.tensor([list(token_ids)])
+    hidden = target(inputs, torch.arange(inputs.size(1)).unsqueeze(0))
+    return target.logits(hidden[0, -1])
+
+
+@torch.inference_mode()
+def draft_reference(
+    pair: ModelPair, token_ids: Sequence[int], num_steps: int, sampling: SamplingParams = GREEDY
+) -> list[int]:
     """What the draft proposes after ``token_ids``, computed anew from the whole sequence."""
     inputs = torch.tensor([list(token_ids)])
     positions = torch.arange(inputs.size(1)).unsqueeze(0)
@@ -82,9 +125,9 @@ def draft_reference(pair: ModelPair, token_ids: Sequence[int], num_steps: int) -
     for _ in range(num_steps):
         length = tokens.size(1)
         out = pair.draft(tokens, hidden, positions[:, :length])
-        token = pair.draft.logits(out[:, -1]).argmax(-1, keepdim=True)
-        proposals.append(int(token))
-        tokens = torch.cat([tokens, token], dim=1)
+        # `tokens` lack the sequence's first.
+        proposals.append(sampled_token(pair.draft.logits(out[0, -1]), length, sampling))
+        tokens = torch.cat([tokens, torch.tensor([proposals[-1:]])], dim=1)
         hidden = torch.cat([hidden, out[:, -1:]], dim=1)
         positions = torch.arange(tokens.size(1)).unsqueeze(0)
     return proposals

@@ -20,6 +20,11 @@ SENTINEL = -77
 _GUARD = 5
 
 
+def _sentinel(dtype: torch.dtype) -> int:
+    """Of bool: what no op writes over the other."""
+    return 0 if dtype == torch.bool else SENTINEL
+
+
 @dataclasses.dataclass(frozen=True)
 class Guarded:
     """A tensor inside a block of sentinels."""
@@ -34,7 +39,7 @@ class Guarded:
         step = 2 if strided else 1
         inner = shape[-1] * step + (3 if strided else 0)
         rows = int(np.prod(shape[:-1]))
-        block = torch.full((rows * inner + 2 * _GUARD,), SENTINEL, dtype=dtype)
+        block = torch.full((rows * inner + 2 * _GUARD,), _sentinel(dtype), dtype=dtype)
         strides, span = [step], inner
         for size in reversed(shape[1:-1] if len(shape) > 1 else ()):
             strides.insert(0, span)
@@ -82,7 +87,7 @@ class Guarded:
 
     def check_guard(self, name: str) -> None:
         outside = self.block.cpu()[~self.inside]
-        stray = (outside != SENTINEL).nonzero()
+        stray = (outside != _sentinel(outside.dtype)).nonzero()
         assert stray.numel() == 0, f"`{name}`: written outside the tensor, at {stray.tolist()}"
 
 
@@ -137,6 +142,7 @@ _MUTATED = frozenset(
         "draft_probs",
         "output_accepted_token_num",
         "output_emitted_draft_token_num",
+        "error_mask",
     ]
 )
 
@@ -152,6 +158,7 @@ class CaseOptions:
     num_reqs: int | None = None
     max_accept: bool = False
     outputs: bool = True  # all optional outputs
+    optional_inputs: float = 1.0  # the share that is passed, of those that have a default
     extra_width: int = 0  # columns that buffers are wider than S asks for
     strided: bool = False
     malformed: bool = False
@@ -406,6 +413,150 @@ def sampled_chain_call(
     return _call("verify_chain_sampling", tensors, options, "draft_probs")
 
 
+def _pick(rng: np.random.Generator, size: int, usual: list[float], ends: list[float]) -> np.ndarray:
+    """Mostly usual values, and now and then one at the end of its range or beyond."""
+    return np.where(rng.random(size) < 0.25, rng.choice(ends, size), rng.choice(usual, size))
+
+
+def _noise_numbers(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Seeds or positions: small ones, any 64 bits, and those around which a counter wraps."""
+    numbers = rng.integers(-(2**63), 2**63, shape, dtype=np.int64)
+    small = rng.random(shape) < 0.4
+    numbers[small] = rng.integers(-2, 3, int(small.sum()))
+    edge = rng.random(shape) < 0.2
+    edges = np.array([-(2**63), 2**63 - 1, 2**32 - 1, 2**32, -(2**32)], dtype=np.int64)
+    numbers[edge] = rng.choice(edges, int(edge.sum()))
+    return numbers
+
+
+def _sampling(
+    rng: np.random.Generator, case: CaseOptions, tensors: dict[str, Guarded], options: dict
+) -> None:
+    """Adds how each request is sampled: seed, temperature, filters, stream, and the error mask."""
+    size, vocab_size = case.batch_size, case.vocab_size
+    seeds = _noise_numbers(rng, (size,))
+    tensors["seeds"] = Guarded.of(seeds, torch.int64, strided=case.strided)
+    values = {
+        "temperature": _pick(
+            rng, size, [0.7, 1.0, 1.3], [0.0, -1.0, np.nan, np.inf, 1e-6, 1e4, 1e-45, 3e38]
+        ),
+        "top_k": _pick(
+            rng, size, [0, 2, 3, 50], [-(2**31), 1, vocab_size - 1, vocab_size, 2**31 - 1]
+        ),
+        "top_p": _pick(
+            rng, size, [0.3, 0.9, 0.999, 1.0], [0.0, -1.0, np.nan, 1e-45, 1 - 2**-24, 1.5]
+        ),
+        "min_p": _pick(
+            rng, size, [0.0, 0.05, 0.4], [-1.0, np.nan, 1e-45, 1e-37, 1 - 2**-24, 1.0, 2.0]
+        ),
+    }
+    for name, numbers in values.items():
+        if rng.random() < case.optional_inputs:
+            dtype = torch.int32 if name == "top_k" else torch.float32
+            tensors[name] = Guarded.of(numbers, dtype, strided=case.strided)
+    if case.outputs:
+        already = rng.random(size) < 0.2
+        tensors["error_mask"] = Guarded.of(already, torch.bool, strided=case.strided)
+    if rng.random() < case.optional_inputs:
+        options["noise_stream"] = int(rng.choice([1, 2, 2**24 - 1, 2**24]))
+
+
+def _sampled_logits(
+    rng: np.random.Generator, case: CaseOptions, num_rows: int, dtype: torch.dtype
+) -> np.ndarray:
+    """float64 [B, num_rows, V], all of which fit `dtype`: rows with ties, with a likely token,
+    flat, far apart, masked, and subnormal. Malformed: with NaN or +inf, some or only, of -inf only,
+    and with what fits float64 alone."""
+    size = case.vocab_size
+    values = 2 * rng.standard_normal((case.batch_size, num_rows, size))
+    for row in values.reshape(-1, size):
+        kind = rng.integers(10)
+        if kind < 3:
+            row[:] = rng.choice([-2.0, -1.0, -0.0, 0.0, 1.5], size)
+        elif kind == 3:
+            row *= 3e3
+        elif kind == 4:
+            row *= 0.3 * torch.finfo(dtype).tiny
+        elif kind == 5:
+            row[:] = rng.standard_normal()
+        if rng.random() < 0.5:
+            row[rng.integers(size)] += 9
+        if rng.random() < 0.3:
+            kept = rng.integers(size)
+            row[(rng.random(size) < rng.random()) & (np.arange(size) != kept)] = -np.inf
+        if case.malformed and rng.random() < 0.4:
+            worst = [np.nan, np.inf, -np.inf, 1e300, -1e300]
+            row[rng.random(size) < rng.choice([0.1, 0.5, 1.0])] = rng.choice(worst)
+    return values
+
+
+def _likely_tokens(values: np.ndarray) -> np.ndarray:
+    """The largest finite logit of each row."""
+    return np.where(values < np.inf, values, -np.inf).argmax(-1).astype(np.int64)
+
+
+def _draft_probs(
+    rng: np.random.Generator, case: CaseOptions, drafts: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """float32 [B, n, V] for drafts [B, n] and logits [B, n, V]: any distributions, the target's at
+    temperature 1, the draft alone, and none. Malformed: some or only NaN, and others."""
+    probs = _probabilities(rng, case, drafts.shape[1])
+    finite = np.nan_to_num(np.clip(values, -1e4, 1e4), nan=-1e4)
+    softmax = np.exp(finite - finite.max(-1, keepdims=True, initial=-1e4))
+    softmax /= softmax.sum(-1, keepdims=True)
+    kinds = rng.integers(8, size=drafts.shape)
+    probs[kinds == 0] = softmax[kinds == 0]
+    tokens = np.arange(case.vocab_size)
+    probs[kinds == 1] = (drafts[..., None] == tokens)[kinds == 1]
+    probs[kinds == 2] = 0
+    if case.malformed:
+        probs[kinds == 3] = np.nan
+    return probs
+
+
+def sampled_logits_chain_call(
+    rng: np.random.Generator, case: CaseOptions, dtype: torch.dtype
+) -> OpCall:
+    """A call of verify_chain_sampling_from_logits."""
+    tensors, options = _common(rng, case)
+    _sampling(rng, case, tensors, options)
+    width = case.num_steps + case.extra_width
+    values = _sampled_logits(rng, case, width + 1, dtype)
+    drafts = _drafts(
+        rng, case, _likely_tokens(values), [*_WRONG_TOKENS, case.vocab_size, case.vocab_size + 1]
+    )
+    tensors["draft_tokens"] = Guarded.of(drafts, torch.int64, strided=case.strided)
+    tensors["target_logits"] = Guarded.rows(values, dtype, aligned=case.strided)
+    positions = _noise_numbers(rng, (case.batch_size,))
+    tensors["positions"] = Guarded.of(positions, torch.int64, strided=case.strided)
+    if rng.random() < case.optional_inputs:
+        probs = _draft_probs(rng, case, drafts, values[:, :-1])
+        tensors["draft_probs"] = Guarded.rows(probs, torch.float32, aligned=case.strided)
+    tensors["output_token_ids"] = Guarded.empty(
+        (case.batch_size, width + 1), torch.int32, strided=case.strided
+    )
+    return _call("verify_chain_sampling_from_logits", tensors, options, "positions draft_probs")
+
+
+def sampled_logits_tree_call(
+    rng: np.random.Generator, case: CaseOptions, dtype: torch.dtype
+) -> OpCall:
+    """A call of verify_tree_sampling_from_logits."""
+    tensors, options = _common(rng, case)
+    _sampling(rng, case, tensors, options)
+    parents = _tree(rng, case, tensors)
+    values = _sampled_logits(rng, case, case.num_nodes, dtype)
+    # Most nodes have a child with their likely token, so that walks go deep.
+    likely, candidates = _likely_tokens(values), tensors["candidates"].view
+    for b, node in zip(*np.nonzero(rng.random(likely.shape) < 0.6), strict=True):
+        if node > 0:
+            candidates[b, node] = int(likely[b, parents[b, node]])
+    tensors["target_logits"] = Guarded.rows(values, dtype, aligned=case.strided)
+    positions = _noise_numbers(rng, likely.shape)
+    tensors["positions"] = Guarded.of(positions, torch.int64, strided=case.strided)
+    return _call("verify_tree_sampling_from_logits", tensors, options, f"positions {_TREE_INPUTS}")
+
+
 def chain_tree_call(rng: np.random.Generator, case: CaseOptions) -> OpCall:
     """A call of build_chain_tree."""
     shape = (case.batch_size, case.num_nodes)
@@ -432,7 +583,12 @@ def sample_calls(seed: int = 0) -> Mapping[str, OpCall]:
     full = CaseOptions(4, 3, num_nodes=8, vocab_size=5, num_reqs=3, max_accept=True, extra_width=2)
     cases = {
         "plain": dataclasses.replace(
-            full, num_reqs=None, max_accept=False, outputs=False, pass_steps=False
+            full,
+            num_reqs=None,
+            max_accept=False,
+            outputs=False,
+            optional_inputs=0.0,
+            pass_steps=False,
         ),
         "full": full,
         "strided": dataclasses.replace(full, strided=True),
@@ -447,5 +603,7 @@ def sample_calls(seed: int = 0) -> Mapping[str, OpCall]:
         calls[f"chain tree, {name}"] = chain_tree_call(rng, case)
         calls[f"sampled tree, {name}"] = sampled_tree_call(rng, case)
         calls[f"sampled chain, {name}"] = sampled_chain_call(rng, case)
+        calls[f"sampled logits, {name}"] = sampled_logits_chain_call(rng, case, torch.float32)
+        calls[f"sampled logits tree, {name}"] = sampled_logits_tree_call(rng, case, torch.float32)
     calls["logits, bfloat16"] = logits_call(rng, full, torch.bfloat16)
     return calls

@@ -19,6 +19,7 @@ from adaptive_spec import ops
 from adaptive_spec.capture import CapturePool
 from adaptive_spec.config import validate_adaptive_initial_steps
 from adaptive_spec.controller import AdaptiveController, AdaptiveSpecPolicy
+from adaptive_spec.engine.sampling import GREEDY, SamplingParams
 from adaptive_spec.graphs import (
     CaptureReport,
     DecodeBuffers,
@@ -48,8 +49,8 @@ __all__ = ["EagleWorker"]
 class EagleWorker(BaseSpecWorker):
     """Target and draft with their caches, decoding a batch of requests round by round.
 
-    Requests join and leave between rounds; the live ones occupy rows 0..n-1. Decoding is greedy and
-    the output is the target's own.
+    Requests join and leave between rounds; the live ones occupy rows 0..n-1. Their tokens are those
+    of plain decoding, greedy or sampled, whatever S and the draft do.
 
     Args:
         target, draft: the models; no draft for plain decoding.
@@ -97,6 +98,8 @@ class EagleWorker(BaseSpecWorker):
         if speculative_num_steps is not None:
             check_int("speculative_num_steps", speculative_num_steps, 0)
         sizes = check_batch_sizes(cuda_graph_bs)
+        check_instance("policy", policy, AdaptiveSpecPolicy)
+        check_instance("options", options, SpecOptions)
         self.unsupported_reason = None
         if policy is not None:
             if speculative_num_steps is not None:
@@ -123,6 +126,8 @@ class EagleWorker(BaseSpecWorker):
                 f"draft: S = {max(all_steps)} needs a draft model, got None "
                 "(without one only S = 0 can run)"
             )
+        if learns_in_op:
+            policy.bind(self)
 
         self.target, self.draft = target, draft
         self.policy = policy
@@ -291,16 +296,19 @@ class EagleWorker(BaseSpecWorker):
         """Cache slots that a round may fill per request: by the largest S, whatever S is active."""
         return self.max_steps + 1
 
-    def add_row(self, token_ids: Sequence[int]) -> int | None:
+    def add_row(self, token_ids: Sequence[int], sampling: SamplingParams = GREEDY) -> int | None:
         """Run a request's tokens through both models in a new, last row.
 
         Returns its next token; None where rounds overlap: there the token comes with the row's
         first round (`DecodeResult.first_tokens`), or from `first_token`.
 
-        Raises ValueError when there is no free row, or no tokens, or more than fit, and TypeError
-        for tokens that are no integers.
+        A row that is removed and added again with its tokens so far and the same seed goes on as if
+        it had stayed.
+
+        Raises ValueError when there is no free row, no tokens, more than fit or one outside the
+        vocabulary, and TypeError for tokens that are no integers.
         """
-        row = self.rows.add(token_ids)
+        row = self.rows.add(token_ids, sampling)
         if self.rounds_in_flight > 1:
             return None
         try:
@@ -421,11 +429,12 @@ class EagleWorker(BaseSpecWorker):
         rows = launched.rows
         # Before the round is let go: a prompt that failed must not pass for one that ran.
         first_tokens = take_first_tokens(rows)
-        counts, tokens = launched.results.read(len(rows))
+        counts, tokens, errors = launched.results.read(len(rows))
         self._retire()
         steps = launched.state.speculative_num_steps
-        for row, count in zip(rows, counts, strict=True):
+        for row, count, error in zip(rows, counts, errors, strict=True):
             row.length += count + 1
+            row.had_bad_logits |= error
         self._feedback.append((counts, len(rows), steps))
         self._feed_policy()
         return DecodeResult(
@@ -479,6 +488,11 @@ def check_int(name: str, value: object, minimum: int) -> None:
         raise TypeError(f"{name}: expected an integer, got {value!r}")
     if value < minimum:
         raise ValueError(f"{name}: expected at least {minimum}, got {value}")
+
+
+def check_instance(name: str, value: object, expected: type) -> None:
+    if value is not None and not isinstance(value, expected):
+        raise TypeError(f"{name}: expected {expected.__name__} or None, got {value!r}")
 
 
 def check_batch_sizes(cuda_graph_bs: Sequence[int] | None) -> list[int] | None:

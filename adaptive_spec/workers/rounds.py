@@ -35,7 +35,11 @@ class HostResults:
     def __init__(self, queue: DeviceQueue, buffers: DecodeBuffers) -> None:
         self._pairs = [
             (source, queue.host_buffer(*source.shape, dtype=source.dtype))
-            for source in (buffers.accept_token_num, buffers.output_token_ids)
+            for source in (
+                buffers.accept_token_num,
+                buffers.output_token_ids,
+                buffers.sampling.error_mask,
+            )
         ]
 
     def copy(self, batch_size: int) -> None:
@@ -44,10 +48,11 @@ class HostResults:
         for source, host in self._pairs:
             host[:batch_size].copy_(source[:batch_size], non_blocking=True)
 
-    def read(self, batch_size: int) -> tuple[list[int], list[list[int]]]:
-        """Accepted drafts and output tokens by row, once the copies have arrived."""
-        counts, tokens = (host[:batch_size].tolist() for _, host in self._pairs)
-        return counts, [row[: n + 1] for row, n in zip(tokens, counts, strict=True)]
+    def read(self, batch_size: int) -> tuple[list[int], list[list[int]], list[bool]]:
+        """Accepted drafts, output tokens and whether a row has met bad logits, by row, once the
+        copies have arrived."""
+        counts, tokens, errors = (host[:batch_size].tolist() for _, host in self._pairs)
+        return counts, [row[: n + 1] for row, n in zip(tokens, counts, strict=True)], errors
 
 
 @dataclass(eq=False)

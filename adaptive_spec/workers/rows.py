@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from adaptive_spec.engine.sampling import SamplingParams
 from adaptive_spec.workers.base import num_new_kv_slots
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ KV_BLOCK = 64
 class FirstToken:
     """The token that a prompt led to, on its way to the host."""
 
-    def __init__(self, job: Job, host: torch.Tensor) -> None:
+    def __init__(self, job: Job, host: torch.Tensor, error_on_host: torch.Tensor) -> None:
         self._job = job
         self._host = host  # int64 [1]
+        self._error_on_host = error_on_host  # bool [1]
         self.failed = False  # as far as somebody has waited
 
     def wait(self) -> int:
@@ -42,6 +44,11 @@ class FirstToken:
             self.failed = True
             raise
         return int(self._host[0])
+
+    @property
+    def had_bad_logits(self) -> bool:
+        """Whether it was chosen from logits that were bad; known once `wait` has returned."""
+        return bool(self._error_on_host[0])
 
 
 @dataclass(eq=False)
@@ -56,6 +63,7 @@ class Row:
     length: int  # tokens in the target's cache
     reserved: int  # cache slots
     first_token: FirstToken | None  # until it was handed out
+    had_bad_logits: bool = False  # in its prompt or a collected round
 
     @property
     def prompt_failed(self) -> bool:
@@ -69,7 +77,9 @@ def take_first_tokens(rows: Sequence[Row]) -> list[int | None]:
     """
     tokens = [None if row.first_token is None else row.first_token.wait() for row in rows]
     for row in rows:
-        row.first_token = None
+        if row.first_token is not None:
+            row.had_bad_logits |= row.first_token.had_bad_logits
+            row.first_token = None
     return tokens
 
 
@@ -112,7 +122,7 @@ class RowTable:
             raise ValueError(f"row: expected 0 to {len(self.rows) - 1}, got {index}")
         return self.rows[index]
 
-    def add(self, token_ids: Sequence[int]) -> Row:
+    def add(self, token_ids: Sequence[int], sampling: SamplingParams) -> Row:
         """Queue a prompt's pass, in a new last row."""
         index, length = len(self.rows), len(token_ids)
         if index >= self.max_batch_size:
@@ -122,20 +132,38 @@ class RowTable:
         ids = torch.tensor(token_ids)
         if ids.dtype != torch.int64:
             raise TypeError(f"token_ids: expected integers, got {token_ids!r}")
+        vocab_size = self.stages.target.config.vocab_size
+        if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
+            raise ValueError(f"token_ids: expected token ids 0 to {vocab_size - 1}, got {wrong}")
+        if not isinstance(sampling, SamplingParams):
+            raise TypeError(f"sampling: expected SamplingParams, got {sampling!r}")
+        sampling = sampling.with_seed()
         prompt = self.queue.host_buffer(1, length, dtype=torch.int64)
         prompt[0] = ids
         token = self.queue.host_buffer(1, dtype=torch.int64)
-        job = self.queue.submit(lambda: self._prefill(index, prompt, token))
-        row = Row(index, length, self._round_up(length), FirstToken(job, token))
+        error = self.queue.host_buffer(1, dtype=torch.bool)
+        job = self.queue.submit(lambda: self._prefill(index, prompt, sampling, token, error))
+        row = Row(index, length, self._round_up(length), FirstToken(job, token, error))
         self.rows.append(row)
         return row
 
-    def _prefill(self, row: int, prompt: torch.Tensor, token_on_host: torch.Tensor) -> None:
+    def _prefill(
+        self,
+        row: int,
+        prompt: torch.Tensor,
+        sampling: SamplingParams,
+        token_on_host: torch.Tensor,
+        error_on_host: torch.Tensor,
+    ) -> None:
         try:
             ids = self.queue.to_device(prompt)
+            self.buffers.sampling.write(row, sampling)
             token = self.stages.prefill(self.buffers, row, ids)
             self.buffers.num_reqs.fill_(row + 1)
             token_on_host.copy_(token, non_blocking=True)
+            errors = self.buffers.sampling.error_mask[row : row + 1]
+            error_on_host.copy_(errors, non_blocking=True)
         except Exception as error:
             error.add_note(f"while running a prompt of {prompt.size(1)} tokens in row {row}")
             raise

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from adaptive_spec.engine.draft import EagleDraft
     from adaptive_spec.engine.kv_cache import KVCache
     from adaptive_spec.engine.llama import LlamaForCausalLM
+    from adaptive_spec.row_sampling import RowSampling
     from adaptive_spec.state import AdaptiveState
 
 
@@ -52,18 +53,27 @@ class EagleStages:
 
         Not part of a round: it writes what the row carries into its first one.
         """
-        length = ids.size(1)
+        length, end = ids.size(1), row + 1
         positions = torch.arange(length, device=ids.device).unsqueeze(0)
-        hidden = self.target(ids, positions, self.target_cache.rows(row, row + 1), length)
-        token = self.target.logits(hidden[:, -1]).argmax(-1)
+        hidden = self.target(ids, positions, self.target_cache.rows(row, end), length)
+        token = buffers.input_ids[row:end, 0]
+        sampling = buffers.sampling.rows(row, end)
+        choose_tokens(
+            self.target.logits(hidden[:, -1:]),
+            positions[:, -1],
+            token,
+            sampling,
+            scratch=(buffers.output_token_ids[row:end], buffers.accept_token_num[row:end]),
+            error_mask=sampling.error_mask,
+            workspace=buffers.workspace,
+        )
         if self.draft_model is not None:
             shifted = torch.cat([ids[:, 1:], token.unsqueeze(0)], dim=1)
-            cache = self.draft_cache.rows(row, row + 1)
+            cache = self.draft_cache.rows(row, end)
             drafted = self.draft_model(shifted, hidden, positions, cache, length)
             buffers.draft_hidden[row] = drafted[0, -1]
         if buffers.target_hidden is not None:
             buffers.target_hidden[row] = hidden[0, -1]
-        buffers.input_ids[row, 0] = token[0]
         buffers.seq_lens[row] = length
         buffers.new_seq_lens[row] = length
         return token
@@ -81,8 +91,23 @@ class EagleStages:
                     self.draft_cache,
                     kv_len,
                 )
-            logits = self.draft_model.logits(hidden)
-            torch.argmax(logits, dim=-1, out=frame.token_columns[step + 1])
+            self.choose_draft(frame, step, self.draft_model.logits(hidden))
+
+    def choose_draft(self, frame: RoundFrame, step: int, logits: torch.Tensor) -> None:
+        """Writes draft number ``step``, given the draft's ``logits`` [P, 1, V] for it.
+
+        As the target would choose from these logits, so that it agrees as often as it can
+        (Daliri et al. 2024, arXiv 2408.07978).
+        """
+        choose_tokens(
+            logits,
+            frame.positions_by_step[step],
+            frame.tokens_by_step[step + 1],
+            frame.sampling,
+            scratch=(frame.output_token_ids, frame.accept_token_num),
+            num_reqs=frame.num_reqs,
+            workspace=frame.workspace,
+        )
 
     def verify(self, frame: RoundFrame, kv_len: int, *, learn: bool) -> None:
         """Runs the target on the last token and the drafts and accepts a prefix of the drafts.
@@ -98,11 +123,14 @@ class EagleStages:
         # The op leaves padding rows alone, and what an earlier round at another S left there may
         # be out of this frame's range.
         frame.select_index.zero_()
-        ops.verify_chain_greedy_from_logits(
+        ops.verify_chain_sampling_from_logits(
             frame.draft_tokens,
             frame.logits,
-            frame.output_token_ids,
-            frame.accept_token_num,
+            positions=frame.seq_lens,
+            output_token_ids=frame.output_token_ids,
+            accept_token_num=frame.accept_token_num,
+            **frame.sampling.choice,
+            error_mask=frame.sampling.error_mask,
             state=self.policy if learn else None,
             slot=frame.slot,
             speculative_num_steps=frame.speculative_num_steps,
@@ -150,6 +178,35 @@ class EagleStages:
             kv_len,
         )
         frame.draft_hidden.copy_(hidden.squeeze(1))
+
+
+def choose_tokens(
+    logits: torch.Tensor,
+    positions: torch.Tensor,
+    tokens: torch.Tensor,
+    sampling: RowSampling,
+    *,
+    scratch: tuple[torch.Tensor, torch.Tensor],
+    **keywords: torch.Tensor | None,
+) -> None:
+    """Writes to ``tokens`` int64 [P] what rows of ``logits`` [P, 1, V], which lie at ``positions``
+    int64 [P], choose.
+
+    ``scratch``: int32 [P, >= 1] and [P] for the op to write what nobody reads.
+    """
+    output_token_ids, accept_token_num = scratch
+    ops.verify_chain_sampling_from_logits(
+        # Drafts, of which S = 0 reads none.
+        tokens.unsqueeze(1),
+        logits,
+        positions=positions,
+        output_token_ids=output_token_ids,
+        accept_token_num=accept_token_num,
+        **sampling.choice,
+        bonus_tokens=tokens,
+        speculative_num_steps=0,
+        **keywords,
+    )
 
 
 def place(frame: RoundFrame) -> None:

@@ -98,16 +98,25 @@ AS_HD RowNoise row_noise(const SampleChainLogitsParams& params, int64_t b, int64
 AS_HD RowNoise row_noise(const SampleTreeLogitsParams& params, int64_t b, int64_t i) {
   return row_noise(params.logits.rules, b, static_cast<uint64_t>(params.positions.at(b, i)));
 }
-// The draft that row i accepts or rejects by its probability; null probabilities: none.
-struct RowDraft {
-  int64_t token = -1;
-  const float* probs = nullptr;  // [V]
-};
+// What row i has to accept or reject.
 AS_HD RowDraft row_draft(const SampleChainLogitsParams& params, int64_t b, int64_t i) {
   if (!params.draft_probs || i >= params.round.accept_limit(b)) return {};
   return {params.draft_tokens.at(b, i), params.draft_probs.row(b, i)};
 }
 AS_HD RowDraft row_draft(const SampleTreeLogitsParams&, int64_t, int64_t) { return {}; }
+
+// The choice of a row that is not greedy. best: of its finite entries.
+template <int kBits, typename Scan>
+AS_HD TargetToken sampled_choice(const RowRule& rule, const RowNoise& noise,
+                                 const Argmax<float>& best, int64_t vocab_size,
+                                 const RowDraft& draft, const Scan& scan) {
+  TargetToken choice = target_token(best);
+  if (choice.is_anomaly) return choice;
+  choice.id = draft.probs == nullptr
+                  ? choose_token(rule, best.value, vocab_size, scan)
+                  : choose_or_reject<kBits>(rule, noise, best, vocab_size, draft, scan);
+  return choice;
+}
 
 AS_HD int64_t emitted_token(const VerifyChainLogitsParams& params, int64_t b, int64_t j) {
   return params.output_token_ids.at(b, j);

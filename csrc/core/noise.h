@@ -23,6 +23,7 @@ struct RowNoise {
 constexpr uint32_t kKindsOfNoise = 4;
 constexpr int64_t kMaxNoiseStream = int64_t{1} << 24;
 constexpr int kNoiseBlock = 4;
+constexpr int kNoiseBlockBits = 2;
 
 struct NoiseWords {
   uint32_t words[kNoiseBlock];
@@ -55,23 +56,67 @@ AS_HD NoiseWords noise_words(const RowNoise& noise, RowNoise::Kind kind, int64_t
                 static_cast<uint32_t>(noise.seed >> 32));
 }
 
+// The words of tokens first .. first + n - 1. No array is indexed by a variable, which would take
+// it out of registers.
+template <int n>
+AS_HD void noise_run(const RowNoise& noise, RowNoise::Kind kind, int64_t first,
+                     uint32_t (&words)[n]) {
+  constexpr int kBlocks = (n + kNoiseBlock - 2) / kNoiseBlock + 1;
+  // Rounded down, also where a run begins before the row.
+  const int64_t block = first >> kNoiseBlockBits;
+  const int shift = static_cast<int>(first & (kNoiseBlock - 1));
+  uint32_t all[kBlocks * kNoiseBlock];
+  AS_UNROLL
+  for (int j = 0; j < kBlocks; ++j) {
+    // The last one is needed only where a run begins within a block.
+    NoiseWords own{};
+    if (j * kNoiseBlock < shift + n) own = noise_words(noise, kind, block + j);
+    for (int k = 0; k < kNoiseBlock; ++k) all[j * kNoiseBlock + k] = own.words[k];
+  }
+  AS_UNROLL
+  for (int k = 0; k < n; ++k) {
+    words[k] = all[k];
+    AS_UNROLL
+    for (int j = 1; j < kNoiseBlock; ++j) words[k] = shift == j ? all[k + j] : words[k];
+  }
+}
 AS_HD uint32_t noise_word(const RowNoise& noise, RowNoise::Kind kind, int64_t token) {
-  const NoiseWords block = noise_words(noise, kind, token / kNoiseBlock);
-  // No array is indexed by a variable, which would take it out of registers.
-  const bool is_odd = token % 2 != 0;
-  const uint32_t low = is_odd ? block.words[1] : block.words[0];
-  const uint32_t high = is_odd ? block.words[3] : block.words[2];
-  return token % kNoiseBlock < 2 ? low : high;
+  uint32_t word[1];
+  noise_run(noise, kind, token, word);
+  return word[0];
+}
+
+// Calls take(value, word, k) for the bits k of `open` that are set, in ascending order. One text of
+// `take` serves the whole run.
+template <int n, typename Take>
+AS_HD void for_each_open(uint32_t open, const float (&values)[n], const uint32_t (&words)[n],
+                         const Take& take) {
+  while (open != 0) {
+    float value = 0.0f;
+    uint32_t word = 0;
+    int at = 0;
+    for (int k = n - 1; k >= 0; --k) {
+      const bool is_set = (open >> k & 1) != 0;
+      value = is_set ? values[k] : value;
+      word = is_set ? words[k] : word;
+      at = is_set ? k : at;
+    }
+    take(value, word, at);
+    open &= open - 1;
+  }
 }
 
 // A word as a uniform number in [0, 1).
 AS_HD float uniform(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 
-// A word as an exponentially distributed number, times log2(e). Exact at both ends: the smallest,
-// which win races, come from their distance to 1.
+// A word as a uniform number in (0, 1], taken from 1.
+AS_HD float from_one(uint32_t word) { return (static_cast<float>(~word) + 0.5f) * 0x1p-32f; }
+
+// A word as an exponentially distributed number, times log2(e); never below from_one(word). Exact
+// at both ends: the smallest, which win races, come from their distance to 1.
 AS_HD float exponential(uint32_t word) {
-  const float from_one = (static_cast<float>(~word) + 0.5f) * 0x1p-32f;
-  if (from_one < 0.25f) return -log2_near_one(-from_one);
+  const float distance = from_one(word);
+  if (distance < 0.25f) return -log2_near_one(-distance);
   return -log2_of((static_cast<float>(word) + 0.5f) * 0x1p-32f);
 }
 
@@ -83,8 +128,7 @@ AS_HD float gumbel(uint32_t word) { return -log2_of(exponential(word)); }
 // No gumbel(word) is above this, which takes no logarithm. For from_one in [2^e, 2^(e + 1)) it is
 // -e, and the number itself at most -e - log2(log2(e)).
 AS_HD float gumbel_bound(uint32_t word) {
-  const uint32_t bits = bits_from_float(static_cast<float>(~word) + 0.5f);
-  return static_cast<float>(159 - static_cast<int32_t>(bits >> 23));
+  return static_cast<float>(127 - static_cast<int32_t>(bits_from_float(from_one(word)) >> 23));
 }
 constexpr float kMaxGumbel = 33.0f;
 

@@ -9,6 +9,7 @@
 // *scan* offers
 //
 //   value(i)                        a logit, as binary32
+//   best_of_all()                   where score and noise are largest
 //   above<with_scores>(pivot)       RowSums of the entries above a logit
 //   residual(race)                  Argmax<double> of `race` over the row
 //
@@ -93,12 +94,16 @@ AS_HD RowRule row_rule(const SamplingRules& rules, int64_t b, int64_t vocab_size
 AS_HD bool is_bad(float logit) { return !(logit < kInfinity); }
 AS_HD bool is_bad(double logit) { return !(logit < static_cast<double>(kInfinity)); }
 
-// The best finite entries of a row, and (has_nan) whether it has a bad one.
-template <typename T>
-AS_HD void take_finite(Argmax<T>& best, T logit, int64_t i) {
-  const bool bad = is_bad(logit);
-  best.take(bad ? -static_cast<T>(kInfinity) : logit, i);
-  best.has_nan |= bad;
+// The best finite entries of a row, and (has_nan) whether it has a bad one. As Argmax::take_run.
+template <typename T, int n>
+AS_HD void take_finite(Argmax<T>& best, const T (&logits)[n], int64_t first) {
+  T finite[n];
+  for (int k = 0; k < n; ++k) {
+    const bool bad = is_bad(logits[k]);
+    finite[k] = bad ? -static_cast<T>(kInfinity) : logits[k];
+    best.has_nan |= bad;
+  }
+  best.take_run(finite, first);
 }
 
 // Entries of a row in log2 units below its best, and what they weigh there.
@@ -148,19 +153,15 @@ AS_HD void take_run(NoisyMax& max, const float (&logits)[n], int64_t first, floa
   float top = -kInfinity;
   for (int k = 0; k < n; ++k) top = logits[k] > top ? logits[k] : top;
   if (!(top > pivot) || max.is_hopeless(top, kMaxGumbel)) return;
-  if (n % kNoiseBlock == 0 && first % kNoiseBlock == 0) {
-    for (int k = 0; k < n; k += kNoiseBlock) {
-      const NoiseWords block = noise_words(max.noise, RowNoise::kChoice, (first + k) / kNoiseBlock);
-      for (int j = 0; j < kNoiseBlock; ++j) {
-        if (logits[k + j] > pivot) max.take(logits[k + j], block.words[j], first + k + j);
-      }
-    }
-    return;
-  }
+  uint32_t words[n];
+  noise_run(max.noise, RowNoise::kChoice, first, words);
+  uint32_t open = 0;
   for (int k = 0; k < n; ++k) {
-    if (!(logits[k] > pivot)) continue;
-    max.take(logits[k], noise_word(max.noise, RowNoise::kChoice, first + k), first + k);
+    const bool may_win = logits[k] > pivot && !max.is_hopeless(logits[k], gumbel_bound(words[k]));
+    open |= static_cast<uint32_t>(may_win) << k;
   }
+  for_each_open(open, logits, words,
+                [&](float logit, uint32_t word, int k) { max.take(logit, word, first + k); });
 }
 
 // What a row has above a logit. Mergeable in any order.
@@ -178,6 +179,16 @@ struct RowSums {
   }
 };
 
+// Those of entries first .. first + n - 1 that are above `pivot`.
+template <bool with_scores, int n>
+AS_HD void take_above(RowSums& sums, NoisyMax& max, const RowScale& scale, const float (&logits)[n],
+                      int64_t first, float pivot) {
+  for (int k = 0; k < n; ++k) {
+    if (logits[k] > pivot) sums.take(scale, logits[k]);
+  }
+  if (with_scores) take_run(max, logits, first, pivot);
+}
+
 // What the residual of a row races for: weight over an exponential number, the largest wins.
 struct ResidualRace {
   RowNoise noise;
@@ -186,15 +197,36 @@ struct ResidualRace {
   float share;                   // a weight as a probability
   const float* draft = nullptr;  // [V]
 
-  AS_HD void take(Argmax<double>& best, float logit, int64_t i) const {
-    const bool is_kept = logit > border && scale.passes_min_p(logit);
+  AS_HD float left(float logit, int64_t i) const {
+    if (!(logit > border && scale.passes_min_p(logit))) return 0.0f;
     const float taken = draft[i] == draft[i] ? draft[i] : 0.0f;
-    const float left = (is_kept ? scale.weight(logit) : 0.0f) * share - taken;
-    if (!(left > 0.0f)) return;
-    const float time = exponential(noise_word(noise, RowNoise::kResidual, i));
-    best.take(static_cast<double>(left) / static_cast<double>(time), i);
+    return scale.weight(logit) * share - taken;
   }
 };
+
+template <int n>
+AS_HD void take_run(Argmax<double>& best, const ResidualRace& race, const float (&logits)[n],
+                    int64_t first) {
+  float left[n];
+  bool has_any = false;
+  for (int k = 0; k < n; ++k) {
+    left[k] = race.left(logits[k], first + k);
+    has_any |= left[k] > 0.0f;
+  }
+  if (!has_any) return;
+  uint32_t words[n];
+  noise_run(race.noise, RowNoise::kResidual, first, words);
+  uint32_t open = 0;
+  for (int k = 0; k < n; ++k) {
+    // At best it takes that long.
+    const double time = static_cast<double>(from_one(words[k]));
+    const bool may_win = left[k] > 0.0f && static_cast<double>(left[k]) > best.value * time;
+    open |= static_cast<uint32_t>(may_win) << k;
+  }
+  for_each_open(open, left, words, [&](float weight, uint32_t word, int k) {
+    best.take(static_cast<double>(weight) / static_cast<double>(exponential(word)), first + k);
+  });
+}
 
 // Floats in ascending order as integers, and back; -0 is below 0.
 AS_HD int64_t ordered_key(float x) {
@@ -208,16 +240,22 @@ AS_HD float from_ordered_key(int64_t key) {
 
 // Target only: a candidate is drawn from all tokens; while the filters do not keep it, another one
 // is drawn from those above it, with the same noise. The first that is kept is the best of the kept
-// ones, since all of those took part. Most rows take two scans.
+// ones, since all of those took part. Most rows are done with the first.
 template <typename Scan>
-AS_HD int64_t choose_token(const RowRule& rule, const Scan& scan) {
-  RowSums sums = scan.template above<true>(-kInfinity);
-  const int64_t units = rule.top_p_units(sums.units);
+AS_HD int64_t choose_token(const RowRule& rule, float best, int64_t vocab_size, const Scan& scan) {
+  int64_t candidate = scan.best_of_all();
+  if (!rule.has_filter) return candidate;
+  const RowScale scale(rule, best, vocab_size);
+  const int64_t units =
+      rule.top_p < 1.0f ? rule.top_p_units(scan.template above<false>(-kInfinity).units) : kNoLimit;
   while (true) {
-    const int64_t candidate = sums.best.index;
-    sums = scan.template above<true>(scan.value(candidate));
-    // Nothing is above the row's best, so this ends.
-    if (sums.count < rule.top_k && sums.units < units) return candidate;
+    const float logit = scan.value(candidate);
+    const RowSums sums = scan.template above<true>(logit);
+    // The row's best is kept, so this ends.
+    if (sums.count < rule.top_k && sums.units < units && scale.passes_min_p(logit)) {
+      return candidate;
+    }
+    candidate = sums.best.index;
   }
 }
 
@@ -252,25 +290,32 @@ AS_HD KeptTokens find_kept(const RowRule& rule, float best, const Scan& scan) {
   return kept;
 }
 
-// Speculative sampling (Leviathan et al. 2023, Chen et al. 2023) of a draft with probability
-// draft_probs[draft]: itself, or a token of the residual.
+// The draft that a row accepts or rejects by its probability; null probabilities: none.
+struct RowDraft {
+  int64_t token = -1;
+  const float* probs = nullptr;  // [V]
+};
+
+// Speculative sampling (Leviathan et al. 2023, Chen et al. 2023): the draft, or a token of the
+// residual.
 template <int kBits, typename Scan>
 AS_HD int64_t choose_or_reject(const RowRule& rule, const RowNoise& noise,
-                               const Argmax<float>& best, int64_t vocab_size, int64_t draft,
-                               const float* draft_probs, const Scan& scan) {
+                               const Argmax<float>& best, int64_t vocab_size, const RowDraft& draft,
+                               const Scan& scan) {
   const RowScale scale(rule, best.value, vocab_size);
   const KeptTokens kept = find_kept<kBits>(rule, best.value, scan);
-  if (draft >= 0 && draft < vocab_size) {
-    const float logit = scan.value(draft);
+  if (draft.token >= 0 && draft.token < vocab_size) {
+    const float logit = scan.value(draft.token);
     const bool is_kept = logit > kept.border && scale.passes_min_p(logit);
     const float coin = uniform(noise_word(noise, RowNoise::kCoin, 0));
-    const float q = draft_probs[draft] == draft_probs[draft] ? draft_probs[draft] : 0.0f;
+    const float prob = draft.probs[draft.token];
+    const float q = prob == prob ? prob : 0.0f;
     const double scaled =
         static_cast<double>(coin) * static_cast<double>(q) * static_cast<double>(kept.units);
-    if (is_kept && scaled < static_cast<double>(scale.units(logit))) return draft;
+    if (is_kept && scaled < static_cast<double>(scale.units(logit))) return draft.token;
   }
   const float share = static_cast<float>(scale.units_per_weight / static_cast<double>(kept.units));
-  const Argmax<double> drawn = scan.residual({noise, scale, kept.border, share, draft_probs});
+  const Argmax<double> drawn = scan.residual({noise, scale, kept.border, share, draft.probs});
   return drawn.is_usable() ? drawn.index : best.index;
 }
 

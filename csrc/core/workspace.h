@@ -8,7 +8,6 @@
 
 #include <cstdint>
 
-#include "argmax.h"
 #include "draw.h"
 #include "macros.h"
 #include "records.h"
@@ -65,18 +64,19 @@ class Workspace {
   AS_HD int64_t* choice(int64_t row) const { return results_ + row; }
   // For the ops that draw, which have no choices.
   AS_HD RowSum* row_sums(int64_t i) const { return reinterpret_cast<RowSum*>(results_) + i; }
-  // Of the given row's pieces the first; the others follow it.
-  AS_HD Argmax<float>* partials(int64_t num_rows, int64_t row, int64_t num_pieces) const {
-    return reinterpret_cast<Argmax<float>*>(results_ + num_rows) + row * num_pieces;
+  // What the given row's first piece gave; the others follow it.
+  template <typename T>
+  AS_HD T* partials(int64_t num_rows, int64_t row, int64_t num_pieces) const {
+    static_assert(sizeof(T) <= kPieceWords * kWordSize);
+    return reinterpret_cast<T*>(results_ + num_rows) + row * num_pieces;
   }
 
  private:
   static constexpr int64_t kTotalsWords = sizeof(RoundTotals) / kWordSize;
-  // What is kept of a piece of a row, whichever of the two it is.
-  static constexpr int64_t kPieceWords = sizeof(RowSum) / kWordSize;
-  static_assert(sizeof(RowSum) >= sizeof(Argmax<float>));
+  // The most that an op keeps of a piece of a row.
+  static constexpr int64_t kPieceWords = 6;
+  static_assert(sizeof(RowSum) <= kPieceWords * kWordSize);
   static_assert(sizeof(RequestProgress) == kWordSize);
-  static_assert(sizeof(Argmax<float>) % kWordSize == 0);
 
   int64_t* words_ = nullptr;
   int64_t* results_ = nullptr;

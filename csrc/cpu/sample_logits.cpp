@@ -26,18 +26,12 @@ class RowScan {
   RowSums above(float pivot) const {
     RowSums sums;
     NoisyMax max{noise_, scale_.scale, {}};
-    for_each_run([&]<int n>(const float (&logits)[n], int64_t first) {
-      float kept[n];
-      for (int k = 0; k < n; ++k) {
-        if (logits[k] > pivot) sums.take(scale_, logits[k]);
-        kept[k] = scale_.passes_min_p(logits[k]) ? logits[k] : -kInfinity;
-      }
-      if (with_scores) take_run(max, kept, first, pivot);
+    for_each_run([&](const auto& logits, int64_t first) {
+      take_above<with_scores>(sums, max, scale_, logits, first, pivot);
     });
     sums.best = max.best;
     return sums;
   }
-  // What `above` finds best where there is no filter, without the sums.
   int64_t best_of_all() const {
     NoisyMax max{noise_, scale_.scale, {}};
     for_each_run(
@@ -46,7 +40,7 @@ class RowScan {
   }
   Argmax<double> residual(const ResidualRace& race) const {
     Argmax<double> best;
-    for (int64_t i = 0; i < vocab_size_; ++i) race.take(best, value(i), i);
+    for_each_run([&](const auto& logits, int64_t first) { take_run(best, race, logits, first); });
     return best;
   }
 
@@ -81,7 +75,8 @@ Argmax<Value> finite_argmax(const T* row, int64_t vocab_size) {
   }
   Argmax<Value> best;
   for (int64_t i = 0; i < vocab_size; ++i) {
-    take_finite(best, static_cast<Value>(comparable(row[i])), i);
+    const Value logit[1] = {static_cast<Value>(comparable(row[i]))};
+    take_finite(best, logit, i);
   }
   return best;
 }
@@ -93,15 +88,8 @@ TargetToken choose(const T* row, int64_t vocab_size, const RowRule& rule, const 
     return target_token(finite_argmax<decltype(comparable(T{}))>(row, vocab_size));
   }
   const Argmax<float> best = finite_argmax<float>(row, vocab_size);
-  TargetToken choice = target_token(best);
-  if (choice.is_anomaly) return choice;
   const RowScan<T> scan(row, vocab_size, rule, noise, best.value);
-  choice.id = draft.probs != nullptr
-                  ? choose_or_reject<kLogitBits<T>>(rule, noise, best, vocab_size, draft.token,
-                                                    draft.probs, scan)
-              : rule.has_filter ? choose_token(rule, scan)
-                                : scan.best_of_all();
-  return choice;
+  return sampled_choice<kLogitBits<T>>(rule, noise, best, vocab_size, draft, scan);
 }
 
 template <typename T, typename Params>

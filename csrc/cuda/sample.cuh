@@ -33,25 +33,6 @@ struct SampleShared {
   FinishShared finish;
 };
 
-__device__ __forceinline__ RowSum merge(const RowSum& a, const RowSum& b) {
-  return {a.units + b.units, MergeArgmax{}(a.best, b.best)};
-}
-
-__device__ __forceinline__ RowSum warp_row_sum(const RowSum& sum) {
-  return {warp_sum(sum.units), warp_argmax(sum.best)};
-}
-
-// The block's sum, in every lane of warp 0. Also a barrier.
-__device__ __forceinline__ RowSum block_row_sum(RowSum sum, SampleShared& shared) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int num_warps = blockDim.x / kWarpSize;
-  sum = warp_row_sum(sum);
-  if (lane == 0) shared.sums[threadIdx.x / kWarpSize] = sum;
-  __syncthreads();
-  if (threadIdx.x >= kWarpSize) return sum;
-  return warp_row_sum(lane < num_warps ? shared.sums[lane] : RowSum{});
-}
-
 // By warp 0: the sum of a row's pieces, in every lane. sums: the first piece's, `stride` apart.
 __device__ __forceinline__ RowSum add_pieces(const RowSum* sums, int64_t stride,
                                              int64_t num_pieces) {
@@ -59,7 +40,7 @@ __device__ __forceinline__ RowSum add_pieces(const RowSum* sums, int64_t stride,
   for (int64_t i = threadIdx.x; i < num_pieces; i += kWarpSize) {
     total = merge(total, sums[i * stride]);
   }
-  return warp_row_sum(total);
+  return warp_merge(total);
 }
 
 // By warp 0: the piece in which the units add up to more than `left`, which is made relative to it.
@@ -143,7 +124,7 @@ __device__ __forceinline__ void sample_body(const Params& params, const LogitsPl
     const ResidualRow row = residual_row(params, b, shared.walk, row_idx, shared.joint);
     RowSum sum;
     for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) sum.take(row, units, i);
-    sum = block_row_sum(sum, shared);
+    sum = block_merge(sum, shared.sums);
     if (threadIdx.x == 0) sums[piece * max_rows + row_idx] = sum;
     // Before the next row's sums overwrite the warps'.
     __syncthreads();

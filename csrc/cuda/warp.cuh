@@ -5,6 +5,8 @@
 #include <type_traits>
 
 #include "argmax.h"
+#include "draw.h"
+#include "row_choice.h"
 #include "strided.h"
 
 namespace adaptive_spec::cuda {
@@ -65,17 +67,45 @@ __device__ __forceinline__ int64_t warp_prefix_sum(int64_t value) {
   return value;
 }
 
-// The lanes' partial results merged, in every lane.
+// Partial results of any kind, merged.
 template <typename T>
-__device__ __forceinline__ Argmax<T> warp_argmax(Argmax<T> best) {
+__device__ __forceinline__ Argmax<T> merge(const Argmax<T>& a, const Argmax<T>& b) {
+  return MergeArgmax{}(a, b);
+}
+__device__ __forceinline__ RowSum merge(const RowSum& a, const RowSum& b) {
+  return {a.units + b.units, merge(a.best, b.best)};
+}
+
+// Those of all lanes, in every lane.
+template <typename T>
+__device__ __forceinline__ Argmax<T> warp_merge(Argmax<T> best) {
   for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
     Argmax<T> other;
     other.value = __shfl_xor_sync(kAllLanes, best.value, mask);
     other.index = __shfl_xor_sync(kAllLanes, best.index, mask);
     other.has_nan = __shfl_xor_sync(kAllLanes, static_cast<int>(best.has_nan), mask) != 0;
-    best = MergeArgmax{}(best, other);
+    best = merge(best, other);
   }
   return best;
+}
+__device__ __forceinline__ RowSum warp_merge(const RowSum& sum) {
+  return {warp_sum(sum.units), warp_merge(sum.best)};
+}
+__device__ __forceinline__ RowSums warp_merge(const RowSums& sums) {
+  return {warp_sum(sums.count), warp_sum(sums.units), warp_sum(sums.kept_units),
+          warp_merge(sums.best)};
+}
+
+// The threads' partial results merged, in every lane of warp 0. Also a barrier.
+template <typename T>
+__device__ __forceinline__ T block_merge(T partial, T (&shared)[kMaxWarps]) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int num_warps = blockDim.x / kWarpSize;
+  partial = warp_merge(partial);
+  if (lane == 0) shared[threadIdx.x / kWarpSize] = partial;
+  __syncthreads();
+  if (threadIdx.x >= kWarpSize) return partial;
+  return warp_merge(lane < num_warps ? shared[lane] : T{});
 }
 
 }  // namespace adaptive_spec::cuda

@@ -55,6 +55,9 @@ void test_a_workspace_serves_all_smaller_launches() {
     const auto at = [&](const void* p) {
       return reinterpret_cast<intptr_t>(p) - reinterpret_cast<intptr_t>(words);
     };
+    struct Piece {
+      int64_t words[6];  // the most there can be
+    };
     // Counters in the first quarter, one after the other, results in the rest.
     const int64_t border = num_words / 4 * kWordSize;
     CHECK(at(workspace.totals()) == 0);
@@ -62,8 +65,8 @@ void test_a_workspace_serves_all_smaller_launches() {
     CHECK(at(workspace.request(batch_size)) <= at(workspace.row_ticket(batch_size, 0)));
     CHECK(at(workspace.row_ticket(batch_size, num_rows)) <= border);
     CHECK(at(workspace.choice(0)) >= border);
-    CHECK(at(workspace.choice(num_rows)) <= at(workspace.partials(num_rows, 0, num_pieces)));
-    CHECK(at(workspace.partials(num_rows, num_rows, num_pieces)) <= num_words * kWordSize);
+    CHECK(at(workspace.choice(num_rows)) <= at(workspace.partials<Piece>(num_rows, 0, num_pieces)));
+    CHECK(at(workspace.partials<Piece>(num_rows, num_rows, num_pieces)) <= num_words * kWordSize);
   }
 }
 

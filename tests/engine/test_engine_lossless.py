@@ -1,7 +1,7 @@
-"""Whatever S does, a request's tokens are those of plain greedy decoding.
+"""Whatever S does, a request's tokens are those of plain decoding alone, greedy or sampled.
 
 In float64: differently shaped matrix products differ by rounding, which in float32 can flip a near
-tie between two tokens.
+tie between two tokens, or between two scores and their noise.
 """
 
 import random
@@ -12,9 +12,9 @@ import torch
 
 import adaptive_spec
 from adaptive_spec import AdaptiveSpeculativeParams
-from adaptive_spec.engine import Engine, load_pair
+from adaptive_spec.engine import Engine, SamplingParams, load_pair
 from adaptive_spec.state import AdaptiveState
-from adaptive_spec.testing.models import agreeing_pair, greedy_reference
+from adaptive_spec.testing.models import agreeing_pair, greedy_reference, sampled_reference
 
 TINY_PAIR = Path(adaptive_spec.__file__).parent / "tiny_pair"
 
@@ -41,16 +41,41 @@ def pair():
     return agreeing_pair(0.3)
 
 
+# Every second request samples, so that batches are mixed.
+FILTERS = ({}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.05}, {"top_k": 9, "top_p": 0.9})
+
+
 @pytest.fixture(scope="module")
 def workload(pair):
-    """(prompt, max_new_tokens, expected tokens) for 200 requests."""
+    """(prompt, max_new_tokens, sampling, expected tokens) for 200 requests."""
     rng = random.Random(0)
     requests = []
-    for _ in range(200):
+    for number in range(200):
         prompt = [rng.randrange(64) for _ in range(rng.randint(1, 12))]
         length = rng.randint(1, 22)
-        requests.append((prompt, length, greedy_reference(pair.target, prompt, length)))
+        if number % 2:
+            temperature = rng.choice([0.7, 1.0, 2.0])
+            seed = rng.choice([number, -(2**63) + number, 2**63 - 1])
+            sampling = SamplingParams(temperature, **rng.choice(FILTERS), seed=seed)
+            expected = sampled_reference(pair.target, prompt, length, sampling)
+        else:
+            sampling = SamplingParams()
+            expected = greedy_reference(pair.target, prompt, length)
+        requests.append((prompt, length, sampling, expected))
     return requests
+
+
+def test_sampled_requests_are_not_greedy(pair, workload):
+    # Otherwise the tests below would say nothing about sampling.
+    sampled = [(prompt, expected) for prompt, _, s, expected in workload if not s.is_greedy]
+    greedy = [greedy_reference(pair.target, prompt, len(tokens)) for prompt, tokens in sampled]
+    same = sum(a == b for (_, a), b in zip(sampled, greedy, strict=True))
+    assert same < len(sampled) / 2
+
+
+def check(requests, workload):
+    assert [r.output_ids for r in requests] == [expected for *_, expected in workload]
+    assert not any(request.had_bad_logits for request in requests)
 
 
 def serve(engine, workload, seed):
@@ -62,8 +87,8 @@ def serve(engine, workload, seed):
         # Bursts and quiet spells, so that the batch size wanders over all slots.
         for _ in range(rng.choice([0, 0, 0, 1, 3, 9]) if len(engine.waiting) < 4 else 0):
             if todo:
-                prompt, length, _ = todo.pop(0)
-                requests.append(engine.submit(prompt, length))
+                prompt, length, sampling, _ = todo.pop(0)
+                requests.append(engine.submit(prompt, length, sampling=sampling))
         if engine.running and rng.random() < 0.1:
             engine.retract(rng.choice(engine.running))
         reports.append(engine.step())
@@ -76,7 +101,7 @@ overlaps = pytest.mark.parametrize("overlap", [False, True], ids=["awaited", "ov
 @overlaps
 @pytest.mark.parametrize("cuda_graph_bs", [None, [1, 2, 4, 8, 12]], ids=["eager", "graphs"])
 @pytest.mark.parametrize("kind", ["host", "device"])
-def test_adaptive_output_is_that_of_plain_greedy_decoding(
+def test_adaptive_output_is_that_of_plain_decoding(
     pair, workload, kind, cuda_graph_bs, overlap
 ):
     engine = Engine(
@@ -87,10 +112,10 @@ def test_adaptive_output_is_that_of_plain_greedy_decoding(
         cuda_graph_bs=cuda_graph_bs,
         overlap=overlap,
     )
-    requests, reports = serve(engine, workload, seed=1)
+    requests, reports = serve(engine, workload, seed=7)
     assert engine.worker.num_in_flight == 0, "a round was left in flight"
 
-    assert [r.output_ids for r in requests] == [expected for _, _, expected in workload]
+    check(requests, workload)
     rounds = [r for r in reports if r.batch_size]
     steps = {r.speculative_num_steps for r in rounds}
     assert steps >= {0, 1, 2} and len(steps) >= 4, "the run did not exercise enough values of S"
@@ -102,12 +127,12 @@ def test_adaptive_output_is_that_of_plain_greedy_decoding(
 
 @overlaps
 @pytest.mark.parametrize("steps", [0, 1, 4])
-def test_static_output_is_that_of_plain_greedy_decoding(pair, workload, steps, overlap):
+def test_static_output_is_that_of_plain_decoding(pair, workload, steps, overlap):
     engine = Engine(
         pair, max_batch_size=5, max_len=48, speculative_num_steps=steps, overlap=overlap
     )
     requests, _ = serve(engine, workload[:60], seed=2)
-    assert [r.output_ids for r in requests] == [expected for _, _, expected in workload[:60]]
+    check(requests, workload[:60])
 
 
 @overlaps

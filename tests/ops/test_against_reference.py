@@ -18,6 +18,8 @@ from adaptive_spec.testing.op_cases import (
     logits_call,
     sample_calls,
     sampled_chain_call,
+    sampled_logits_chain_call,
+    sampled_logits_tree_call,
     sampled_tree_call,
     tree_call,
 )
@@ -45,6 +47,7 @@ def case_options(draw, max_batch_size=64, max_nodes=64, max_vocab_size=4) -> Cas
         num_reqs=draw(st.none() | st.integers(-1, batch_size + 2)),
         max_accept=draw(st.booleans()),
         outputs=draw(st.booleans()),
+        optional_inputs=draw(st.sampled_from([0.0, 0.5, 1.0])),
         extra_width=draw(st.integers(0, 4)),
         strided=draw(st.booleans()),
         malformed=draw(st.booleans()),
@@ -110,6 +113,36 @@ def test_sampled_chain(rng, case, has_draft_probs):
     check(call, **({} if has_draft_probs else {"draft_probs": None}))
 
 
+SAMPLED_LOGITS = {"chain": sampled_logits_chain_call, "tree": sampled_logits_tree_call}
+each_sampled_logits = pytest.mark.parametrize("kind", SAMPLED_LOGITS)
+
+
+@each_sampled_logits
+@settings(max_examples=150, deadline=None)
+@given(
+    rng=seeds,
+    case=case_options(max_batch_size=9, max_nodes=24, max_vocab_size=40),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_sampled_logits(kind, rng, case, dtype):
+    check(SAMPLED_LOGITS[kind](rng, case, dtype))
+
+
+@each_sampled_logits
+@settings(max_examples=30, deadline=None)
+@given(
+    rng=seeds,
+    vocab_size=st.sampled_from([1, 7, 8, 9, 127, 1023, 1025, 3001]),
+    dtype=st.sampled_from(DTYPES),
+    malformed=st.booleans(),
+)
+def test_sampled_logits_of_vocabularies_around_block_sizes(kind, rng, vocab_size, dtype, malformed):
+    case = CaseOptions(
+        3, 2, num_nodes=5, vocab_size=vocab_size, malformed=malformed, optional_inputs=0.7
+    )
+    check(SAMPLED_LOGITS[kind](rng, case, dtype))
+
+
 @settings(max_examples=50, deadline=None)
 @given(rng=seeds, case=case_options())
 def test_chain_tree(rng, case):
@@ -126,6 +159,8 @@ def test_the_generator_reaches_deep_walks_and_every_kind_of_anomaly():
         lambda rng, case: logits_call(rng, case, torch.float32),
         sampled_tree_call,
         sampled_chain_call,
+        lambda rng, case: sampled_logits_chain_call(rng, case, torch.float16),
+        lambda rng, case: sampled_logits_tree_call(rng, case, torch.float32),
     ):
         clean = check(make(rng, case))
         assert clean.accepted > 32, "fewer than one accepted draft in two requests"

@@ -22,7 +22,16 @@ DEFINES_ROWS = {
     "build_chain_tree": "retrive_index",
     "tree_speculative_sampling_target_only": "candidates",
     "verify_chain_sampling": "draft_token_ids",
+    "verify_chain_sampling_from_logits": "draft_tokens",
+    "verify_tree_sampling_from_logits": "candidates",
 }
+
+
+def may_be_longer(call: OpCall, argument: str) -> bool:
+    """Holds what is packed, so that only too short a one is an error."""
+    if argument == "positions":
+        return call.op == "build_chain_tree"
+    return argument in ("predicts", "accepted_tokens")
 
 
 def expect_error(call: OpCall, argument: str, *, names: str | None = None, **replaced) -> str:
@@ -51,9 +60,9 @@ def test_wrong_dtype(name, argument):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.complex64, torch.uint16])
 def test_unusual_dtype(name, argument, dtype):
     call = SAMPLES[name].clone()
-    expect_error(
-        call, argument, **{argument: torch.zeros(call.tensors[argument].view.shape).to(dtype)}
-    )
+    view = call.tensors[argument].view
+    if view.dtype != dtype:
+        expect_error(call, argument, **{argument: torch.zeros(view.shape).to(dtype)})
 
 
 @each_tensor
@@ -89,7 +98,7 @@ def test_too_many_or_too_few_rows(name, argument):
     if argument == DEFINES_ROWS[call.op]:
         expect_error(call, argument, names=r"\w+", **{argument: fewer})
         expect_error(call, argument, names=r"\w+", **{argument: more})
-    elif argument in ("predicts", "accepted_tokens", "positions"):
+    elif may_be_longer(call, argument):
         needed = view.size(0) - 2
         expect_error(call, argument, **{argument: view[: needed - 1]})
     else:
@@ -111,6 +120,11 @@ def test_too_many_or_too_few_rows(name, argument):
         ("logits, full", "output_token_ids", 3),
         ("chain tree, full", "retrive_next_sibling", 7),
         ("chain tree, full", "retrive_next_token", 9),
+        ("sampled logits, full", "target_logits", 3),
+        ("sampled logits, full", "draft_probs", 2),
+        ("sampled logits, full", "output_token_ids", 3),
+        ("sampled logits tree, full", "target_logits", 7),
+        ("sampled logits tree, full", "positions", 9),
     ],
 )
 def test_wrong_width(name, argument, width):
@@ -128,6 +142,8 @@ def test_wrong_width(name, argument, width):
         ("tree, full", "accept_index", (4, 0)),
         ("chain tree, full", "retrive_index", (4, 0)),
         ("logits, full", "target_logits", (4, 6, 0)),
+        ("sampled logits, full", "target_logits", (4, 6, 0)),
+        ("sampled logits tree, full", "target_logits", (4, 8, 0)),
     ],
 )
 def test_dimensions_that_must_not_be_empty(name, argument, shape):
@@ -165,11 +181,14 @@ def test_arguments_that_go_together(name, given, missing):
     expect_error(call, missing, **replaced)
 
 
-@pytest.mark.parametrize(("name", "num_words"), [("logits, full", 21868), ("chain, full", 28)])
+@pytest.mark.parametrize(
+    ("name", "num_words"),
+    [("logits, full", 21868), ("sampled logits, full", 21868), ("chain, full", 28)],
+)
 def test_workspace_must_be_a_large_enough_block(name, num_words):
     """Too small a one would be written past its end on a GPU."""
     call = SAMPLES[name].clone()
-    if name == "logits, full":
+    if "logits" in name:
         assert num_words == adaptive_spec_ext.verify_workspace(4, 4).numel()
     for wrong in (
         torch.zeros(num_words - 1, dtype=torch.int64),
@@ -188,10 +207,34 @@ def test_workspace_sizes_must_not_be_negative():
             adaptive_spec_ext.verify_workspace(*sizes)
 
 
-def test_logits_must_be_contiguous_along_the_vocabulary():
-    call = SAMPLES["logits, full"].clone()
-    logits = torch.zeros(4, 5, 6).transpose(1, 2)
-    assert "stride" in expect_error(call, "target_logits", target_logits=logits)
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("logits, full", "target_logits"),
+        ("sampled logits, full", "target_logits"),
+        ("sampled logits, full", "draft_probs"),
+        ("sampled logits tree, full", "target_logits"),
+    ],
+)
+def test_rows_must_be_contiguous_along_the_vocabulary(name, argument):
+    call = SAMPLES[name].clone()
+    view = call.tensors[argument].view
+    rows = view.transpose(1, 2).contiguous().transpose(1, 2)
+    assert "stride" in expect_error(call, argument, **{argument: rows})
+
+
+def test_draft_probs_must_be_of_the_targets_vocabulary():
+    call = SAMPLES["sampled logits, full"].clone()
+    for size in (4, 6):
+        rows = torch.zeros(4, 5, size)
+        assert f"{size}]" in expect_error(call, "draft_probs", draft_probs=rows)
+
+
+@pytest.mark.parametrize("name", ["sampled logits, full", "sampled logits tree, full"])
+@pytest.mark.parametrize("stream", [-1, 2**24 + 1, 2**62])
+def test_noise_streams_out_of_range(name, stream):
+    """They would share noise with others: a stream takes part in 32 bits of the counter."""
+    expect_error(SAMPLES[name].clone(), "noise_stream", noise_stream=stream)
 
 
 def test_not_a_tensor_names_the_argument():

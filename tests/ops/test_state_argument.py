@@ -17,6 +17,8 @@ from adaptive_spec.testing.op_cases import (
     chain_call,
     logits_call,
     sample_calls,
+    sampled_logits_chain_call,
+    sampled_logits_tree_call,
     tree_call,
 )
 
@@ -32,6 +34,8 @@ OPS = {
     "tree": tree_call,
     "chain": chain_call,
     "logits": lambda rng, case: logits_call(rng, case, torch.float32),
+    "sampled logits": lambda rng, case: sampled_logits_chain_call(rng, case, torch.float32),
+    "sampled logits tree": lambda rng, case: sampled_logits_tree_call(rng, case, torch.float32),
 }
 
 

@@ -213,21 +213,15 @@ int64_t choice(const T* row, int64_t size) {
   return best.index;
 }
 
-inline VerifyChainLogitsParams any_chain_logits(Tensors& tensors, Random& random,
-                                                const Traits& traits, LogitsType type,
-                                                int64_t vocab_size) {
+// [batch_size, num_positions, vocab_size] logits; behind row i of request b comes
+// put_draft(b, i, token that the row would choose if it were greedy).
+template <typename PutDraft>
+LogitsRows any_logits(Tensors& tensors, Random& random, const Traits& traits, LogitsType type,
+                      int64_t num_positions, int64_t vocab_size, const PutDraft& put_draft) {
   const auto [batch_size, num_steps, num_live, num_reqs, is_malformed] = traits;
-  VerifyChainLogitsParams params;
-  params.round = any_round(tensors, random, traits, num_steps + 1);
-  params.logits.vocab_size = vocab_size;
-  params.logits.type = type;
-  params.draft_tokens =
-      tensors.matrix<const int64_t>("draft_tokens", batch_size, num_steps, num_live);
-  params.output_width = num_steps + 1 + (random.one_in(2) ? 0 : random.below(40));
-  params.output_token_ids =
-      tensors.matrix<int32_t>("output_token_ids", batch_size, params.output_width, num_live);
-
-  const int64_t num_positions = num_steps + 1;
+  LogitsRows logits;
+  logits.vocab_size = vocab_size;
+  logits.type = type;
   // Positions of a request side by side, or requests of a position; rows one after the other, with
   // a gap, or, if huge, gigabytes apart.
   const bool is_by_request = random.one_in(2);
@@ -235,23 +229,19 @@ inline VerifyChainLogitsParams any_chain_logits(Tensors& tensors, Random& random
                                  ? Tensors::kHugeStride + random.below(9)
                                  : vocab_size + (random.one_in(2) ? 0 : random.below(9));
   const int64_t outer = row_stride * (is_by_request ? num_positions : batch_size);
-  params.logits.request_stride = is_by_request ? outer : row_stride;
-  params.logits.position_stride = is_by_request ? row_stride : outer;
+  logits.request_stride = is_by_request ? outer : row_stride;
+  logits.position_stride = is_by_request ? row_stride : outer;
   const int64_t num_rows = batch_size * num_positions;
   // Only what comes first in memory can be told apart as live by its place.
   const int64_t num_live_rows = is_by_request ? num_live * num_positions : num_rows;
-  const auto fill_all = [&, malformed = is_malformed]<typename T, typename Bits>(T*, Bits* logits) {
-    params.logits.data = logits;
+  const auto fill_all = [&, num_live = num_live,
+                         malformed = is_malformed]<typename T, typename Bits>(T*, Bits* data) {
+    logits.data = data;
     for (int64_t b = 0; b < num_live; ++b) {
-      // By chance alone few drafts would be right.
-      int64_t num_right = random.between(0, 2 * num_steps);
       for (int64_t i = 0; i < num_positions; ++i) {
-        Bits* row = logits + b * params.logits.request_stride + i * params.logits.position_stride;
+        Bits* row = data + b * logits.request_stride + i * logits.position_stride;
         fill_row(random, row, vocab_size, malformed);
-        if (i == num_steps) break;
-        entry(params.draft_tokens, b, i) = num_right-- > 0
-                                               ? choice(reinterpret_cast<const T*>(row), vocab_size)
-                                               : any_int64(random, vocab_size, malformed);
+        put_draft(b, i, choice(reinterpret_cast<const T*>(row), vocab_size));
       }
     }
   };
@@ -270,6 +260,37 @@ inline VerifyChainLogitsParams any_chain_logits(Tensors& tensors, Random& random
     default:
       fill_all(static_cast<float*>(nullptr), rows(k32Bits));
   }
+  return logits;
+}
+
+// Drafts of a chain's logits, of which each request's first few are what the rows would choose
+// greedily: by chance alone few would be right.
+template <typename Params>
+LogitsRows any_chain_rows(Tensors& tensors, Random& random, const Traits& traits, LogitsType type,
+                          int64_t vocab_size, Params& params) {
+  const int64_t num_steps = traits.num_steps;
+  params.round = any_round(tensors, random, traits, num_steps + 1);
+  params.draft_tokens =
+      tensors.matrix<const int64_t>("draft_tokens", traits.batch_size, num_steps, traits.num_live);
+  params.output_width = num_steps + 1 + (random.one_in(2) ? 0 : random.below(40));
+  params.output_token_ids = tensors.matrix<int32_t>("output_token_ids", traits.batch_size,
+                                                    params.output_width, traits.num_live);
+  int64_t num_right = 0;
+  return any_logits(tensors, random, traits, type, num_steps + 1, vocab_size,
+                    [&](int64_t b, int64_t i, int64_t greedy) {
+                      if (i == 0) num_right = random.between(0, 2 * num_steps);
+                      if (i == num_steps) return;
+                      entry(params.draft_tokens, b, i) =
+                          i < num_right ? greedy
+                                        : any_int64(random, vocab_size, traits.is_malformed);
+                    });
+}
+
+inline VerifyChainLogitsParams any_chain_logits(Tensors& tensors, Random& random,
+                                                const Traits& traits, LogitsType type,
+                                                int64_t vocab_size) {
+  VerifyChainLogitsParams params;
+  params.logits = any_chain_rows(tensors, random, traits, type, vocab_size, params);
   return params;
 }
 
@@ -379,6 +400,89 @@ inline SampleChainParams any_sampled_chain(Tensors& tensors, Random& random, con
     params.emitted_drafts = tensors.vector<int32_t>("emitted_drafts", batch_size, num_live);
     fill(params.accepted_alone, num_live, [&] { return random.below(100); });
     fill(params.emitted_drafts, num_live, [&] { return random.below(100); });
+  }
+  return params;
+}
+
+// A number near 1, where a rule changes, or the worst there are.
+inline float any_knob(Random& random, std::initializer_list<float> usual, bool is_malformed) {
+  if (!is_malformed || !random.one_in(6)) return random.any_of(usual);
+  return random.any_of({NAN, INFINITY, -INFINITY, -1.0f, 0.0f, -0.0f, 1e-42f, 1e-6f, 1e4f, 3e38f});
+}
+
+inline SamplingRules any_rules(Tensors& tensors, Random& random, const Traits& traits,
+                               int64_t vocab_size) {
+  const auto [batch_size, num_steps, num_live, num_reqs, is_malformed] = traits;
+  SamplingRules rules;
+  const auto add = [&, batch_size = batch_size, num_live = num_live]<typename T>(
+                       Vector<const T>& vector, const char* name, const auto& value) {
+    vector = tensors.vector<const T>(name, batch_size, num_live);
+    fill(vector, num_live, value);
+  };
+  const auto knob = [&, malformed = is_malformed](std::initializer_list<float> usual) {
+    return any_knob(random, usual, malformed);
+  };
+  add(rules.seeds, "seeds", [&] { return random.one_in(4) ? 7 : random.bits(); });
+  if (!random.one_in(4)) {
+    add(rules.temperature, "temperature", [&] { return knob({0.0f, 0.3f, 0.7f, 1.0f, 2.0f}); });
+  }
+  if (random.one_in(3)) {
+    add(rules.top_k, "top_k", [&, malformed = is_malformed] {
+      return static_cast<int32_t>(any_int64(random, random.one_in(2) ? 5 : vocab_size, malformed));
+    });
+  }
+  if (random.one_in(3)) {
+    add(rules.top_p, "top_p", [&] { return knob({0.1f, 0.5f, 0.9f, 0.999f, 1.0f}); });
+  }
+  if (random.one_in(3)) add(rules.min_p, "min_p", [&] { return knob({0.0f, 0.01f, 0.2f, 0.9f}); });
+  rules.stream = kKindsOfNoise * static_cast<uint32_t>(random.below(3));
+  return rules;
+}
+
+inline SampleChainLogitsParams any_sampled_chain_logits(Tensors& tensors, Random& random,
+                                                        const Traits& traits, LogitsType type,
+                                                        int64_t vocab_size) {
+  const auto [batch_size, num_steps, num_live, num_reqs, is_malformed] = traits;
+  SampleChainLogitsParams params;
+  params.logits.rows = any_chain_rows(tensors, random, traits, type, vocab_size, params);
+  params.logits.rules = any_rules(tensors, random, traits, vocab_size);
+  params.positions = tensors.vector<const int64_t>("positions", batch_size, num_live);
+  fill(params.positions, num_live,
+       [&, malformed = is_malformed] { return any_int64(random, 100'000, malformed); });
+  if (random.one_in(3)) {
+    params.draft_probs =
+        any_probabilities(tensors, random, traits, "draft_probs", num_steps, vocab_size);
+  }
+  if (random.one_in(2)) {
+    params.logits.error_mask = tensors.vector<bool>("error_mask", batch_size, num_live);
+    fill(params.logits.error_mask, num_live, [&] { return random.one_in(4); });
+  }
+  return params;
+}
+
+inline SampleTreeLogitsParams any_sampled_tree_logits(Tensors& tensors, Random& random,
+                                                      const Traits& traits, LogitsType type,
+                                                      int64_t num_nodes, int64_t vocab_size) {
+  const auto [batch_size, num_steps, num_live, num_reqs, is_malformed] = traits;
+  const VerifyTreeParams greedy = any_tree(tensors, random, traits, num_nodes);
+  SampleTreeLogitsParams params;
+  params.round = greedy.round;
+  static_cast<Trees&>(params.tree) = greedy.tree;
+  params.logits.rows = any_logits(tensors, random, traits, type, num_nodes, vocab_size,
+                                  [&](int64_t b, int64_t i, int64_t greedy_token) {
+                                    // A few rows are followed by what they would choose greedily.
+                                    const int64_t child = params.tree.retrive_next_token.at(b, i);
+                                    if (child <= 0 || child >= num_nodes || random.one_in(3))
+                                      return;
+                                    entry(params.tree.candidates, b, child) = greedy_token;
+                                  });
+  params.logits.rules = any_rules(tensors, random, traits, vocab_size);
+  params.positions = tensors.matrix<const int64_t>("positions", batch_size, num_nodes, num_live);
+  fill(params.positions, num_live, num_nodes,
+       [&, malformed = is_malformed] { return any_int64(random, 100'000, malformed); });
+  if (random.one_in(2)) {
+    params.logits.error_mask = tensors.vector<bool>("error_mask", batch_size, num_live);
+    fill(params.logits.error_mask, num_live, [&] { return random.one_in(4); });
   }
   return params;
 }

@@ -22,6 +22,7 @@
 #include "plan.h"
 #include "rows.h"
 #include "sample.cuh"
+#include "sample_logits.cuh"
 #include "update.cuh"
 #include "verify.cuh"
 #include "verify_logits.cuh"
@@ -102,7 +103,8 @@ Sizes any_sizes(Case& test, bool is_huge, int64_t max_steps) {
   Random& random = test.random();
   if (is_huge) return {random.between(2, 3), random.between(0, 2)};
   const int64_t steps = random.one_in(4) ? max_steps : std::min<int64_t>(max_steps, 7);
-  return {random.one_in(3) ? test.up_to(70, 6) : test.up_to(9, 3), test.up_to(steps, 3)};
+  const int64_t many = random.one_in(4) ? 300 : 70;  // several for each thread of a block
+  return {random.one_in(3) ? test.up_to(many, 6) : test.up_to(9, 3), test.up_to(steps, 3)};
 }
 
 // An op says: the sizes of a call, how it is made, which runs twice with equal
@@ -147,22 +149,23 @@ struct ChainOp {
   }
 };
 
-struct LogitsOp {
-  using Params = VerifyChainLogitsParams;
+// How the ops that are given logits are launched, which is all they share with nobody else.
+struct LogitsSizes {
   Sizes sizes;
+  int64_t num_nodes;  // of a tree; 0: a chain
   LogitsType type;
   int64_t vocab_size;
   cuda::LogitsPlan plan;
 
-  LogitsOp(Case& test, bool is_huge) {
+  LogitsSizes(Case& test, bool is_huge, int64_t num_nodes) : num_nodes(num_nodes) {
     Random& random = test.random();
     type = random.any_of({LogitsType::kFloat16, LogitsType::kBFloat16, LogitsType::kFloat32});
     sizes = any_sizes(test, is_huge, 66);
     // All blocks of a launch are there at once, so not too many.
     const int64_t max_rows = test.threads() ? 6 : random.one_in(10) ? 80 : 16;
-    if (sizes.batch_size * (sizes.num_steps + 1) > max_rows) {
-      if (random.one_in(2)) {
-        sizes.batch_size = max_rows / (sizes.num_steps + 1);
+    if (sizes.batch_size * num_positions() > max_rows) {
+      if (num_nodes > 0 || random.one_in(2)) {
+        sizes.batch_size = max_rows / num_positions();
       } else {
         sizes.num_steps = std::max<int64_t>(max_rows / sizes.batch_size - 1, 0);
       }
@@ -171,7 +174,7 @@ struct LogitsOp {
                       : random.one_in(5) ? test.up_to(5000, 400)
                                          : test.up_to(600, 200));
     const int64_t entry_size = type == LogitsType::kFloat32 ? 4 : 2;
-    const int64_t num_rows = std::max<int64_t>(sizes.batch_size * (sizes.num_steps + 1), 1);
+    const int64_t num_rows = std::max<int64_t>(sizes.batch_size * num_positions(), 1);
     if (random.one_in(3)) {
       // As it would be on a device of a few multiprocessors.
       plan = cuda::logits_plan(sizes.batch_size, vocab_size, entry_size, random.between(1, 9));
@@ -183,31 +186,84 @@ struct LogitsOp {
       plan.num_pieces = cuda::ceil_div(vocab_size, plan.piece_size);
     }
   }
+  int64_t num_positions() const { return num_nodes > 0 ? num_nodes : sizes.num_steps + 1; }
+  cuda::LaunchShape shape(Case& test) const {
+    const int64_t num_blocks =
+        std::max<int64_t>(sizes.batch_size * num_positions() * plan.num_pieces, 1);
+    const bool is_usual = !test.threads() && num_blocks < 10 && test.random().one_in(5);
+    const int64_t num_threads = is_usual ? cuda::kLogitsThreads : test.any_num_threads();
+    // Each lane has a stack, which is two mappings, of which a process has 65530.
+    constexpr int64_t kMaxLanes = 16384;
+    const int64_t max_threads = std::max<int64_t>(kMaxLanes / 32 / num_blocks, 1) * 32;
+    return cuda::shape(num_blocks, std::min(num_threads, max_threads));
+  }
+  // body<T>(shared), T: the type of the logits.
+  template <typename Shared, typename Body>
+  void launch(Case& test, const cuda::LaunchShape& shape, const Body& body) const {
+    test.launch<Shared>(shape, [&](Shared& shared) {
+      switch (type) {
+        case LogitsType::kFloat16:
+          return body.template operator()<Half>(shared);
+        case LogitsType::kBFloat16:
+          return body.template operator()<BFloat16>(shared);
+        default:
+          return body.template operator()<float>(shared);
+      }
+    });
+  }
+};
+
+struct LogitsOp : LogitsSizes {
+  using Params = VerifyChainLogitsParams;
+
+  LogitsOp(Case& test, bool is_huge) : LogitsSizes(test, is_huge, 0) {}
   Params make(Tensors& tensors, Random& random, const Traits& traits) const {
     return any_chain_logits(tensors, random, traits, type, vocab_size);
   }
   static void on_cpu(const Params& params) { cpu::launch_verify_chain_greedy_from_logits(params); }
   void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
-    test.launch<cuda::LogitsShared>(shape, [&](cuda::LogitsShared& shared) {
-      switch (type) {
-        case LogitsType::kFloat16:
-          return cuda::verify_logits_body<Half>(params, plan, shared);
-        case LogitsType::kBFloat16:
-          return cuda::verify_logits_body<BFloat16>(params, plan, shared);
-        default:
-          return cuda::verify_logits_body<float>(params, plan, shared);
-      }
+    launch<cuda::LogitsShared>(test, shape, [&]<typename T>(cuda::LogitsShared& shared) {
+      cuda::verify_logits_body<T>(params, plan, shared);
     });
-  }
-  cuda::LaunchShape shape(Case& test) const {
-    const int64_t num_blocks = sizes.batch_size * (sizes.num_steps + 1) * plan.num_pieces;
-    const bool is_usual = !test.threads() && num_blocks < 10 && test.random().one_in(5);
-    return cuda::shape(std::max<int64_t>(num_blocks, 1),
-                       is_usual ? cuda::kLogitsThreads : test.any_num_threads());
   }
 };
 
-// How the two sampling ops are launched, which is all they share with nobody else.
+struct SampledLogitsOp : LogitsSizes {
+  using LogitsSizes::LogitsSizes;
+
+  template <typename Params>
+  void on_device(Case& test, const Params& params, const cuda::LaunchShape& shape) const {
+    launch<cuda::SampleLogitsShared>(test, shape,
+                                     [&]<typename T>(cuda::SampleLogitsShared& shared) {
+                                       cuda::sample_logits_body<T>(params, plan, shared);
+                                     });
+  }
+};
+
+struct SampledChainLogitsOp : SampledLogitsOp {
+  using Params = SampleChainLogitsParams;
+
+  SampledChainLogitsOp(Case& test, bool is_huge) : SampledLogitsOp(test, is_huge, 0) {}
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_sampled_chain_logits(tensors, random, traits, type, vocab_size);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_chain_sampling_from_logits(params); }
+};
+
+struct SampledTreeLogitsOp : SampledLogitsOp {
+  using Params = SampleTreeLogitsParams;
+
+  SampledTreeLogitsOp(Case& test, bool is_huge)
+      : SampledLogitsOp(test, is_huge, 1 + (is_huge ? test.random().below(3) : test.up_to(15, 5))) {
+  }
+  Params make(Tensors& tensors, Random& random, const Traits& traits) const {
+    return any_sampled_tree_logits(tensors, random, traits, type, num_nodes, vocab_size);
+  }
+  static void on_cpu(const Params& params) { cpu::launch_tree_sampling_from_logits(params); }
+};
+
+// How the two ops that sample from probabilities are launched, which is all they share with nobody
+// else.
 struct SampledOp {
   Sizes sizes;
   int64_t vocab_size;
@@ -393,9 +449,12 @@ class Replays {
 
   Workspace workspace(const Params& params, const cuda::LaunchShape& shape) {
     const RoundParams& round = params.round;
-    const int64_t num_positions = std::is_same_v<Op, LogitsOp>       ? round.num_steps + 1
-                                  : std::is_base_of_v<SampledOp, Op> ? round.num_steps + 1
-                                                                     : 0;
+    int64_t num_positions = 0;
+    if constexpr (std::is_base_of_v<LogitsSizes, Op>) {
+      num_positions = max_rows(params);
+    } else if constexpr (std::is_base_of_v<SampledOp, Op>) {
+      num_positions = round.num_steps + 1;
+    }
     const bool only_totals = num_positions == 0;
     if (only_totals && (round.adaptive.words != nullptr || shape.num_blocks == 1)) return {};
     const int64_t num_words = Workspace::num_words(round.batch_size, num_positions);
@@ -421,6 +480,8 @@ constexpr std::pair<const char*, Run> kOps[] = {
     {"update", [](Case& test) { Replays<UpdateOp>(test).run(); }},
     {"sampled_tree", [](Case& test) { Replays<SampledTreeOp>(test).run(); }},
     {"sampled_chain", [](Case& test) { Replays<SampledChainOp>(test).run(); }},
+    {"sampled_chain_logits", [](Case& test) { Replays<SampledChainLogitsOp>(test).run(); }},
+    {"sampled_tree_logits", [](Case& test) { Replays<SampledTreeLogitsOp>(test).run(); }},
     {"chain_tree", [](Case& test) { Replays<ChainTreeOp>(test).run(); }},
 };
 

@@ -63,18 +63,18 @@ FAULTS = {
     ),
     "no barrier before the warps' best entries are read": Fault(
         "logits",
-        "cuda/verify_logits.cuh",
-        "  __syncthreads();\n  if (threadIdx.x >= kWarpSize) return best;",
-        "  if (threadIdx.x >= kWarpSize) return best;",
+        "cuda/warp.cuh",
+        "  __syncthreads();\n  if (threadIdx.x >= kWarpSize) return partial;",
+        "  if (threadIdx.x >= kWarpSize) return partial;",
     ),
     "no warp barrier behind an arrival": Fault(
         "logits", "cuda/finish.cuh", "0) != 0;\n  __syncwarp();\n", "0) != 0;\n", RACE
     ),
     "a lane that skips a shuffle": Fault(
         "logits",
-        "cuda/verify_logits.cuh",
-        "  return warp_argmax(lane < num_warps ?",
-        "  if (lane >= num_warps) return best;\n  return warp_argmax(lane < num_warps ?",
+        "cuda/warp.cuh",
+        "  return warp_merge(lane < num_warps ?",
+        "  if (lane >= num_warps) return partial;\n  return warp_merge(lane < num_warps ?",
         DIVERGENCE,
     ),
     "threads that end before a barrier": Fault(
@@ -109,7 +109,7 @@ FAULTS = {
     ),
     "sums that are not cleared": Fault("tree", "cuda/finish.cuh", "  totals->anomalies = 0;\n", ""),
     "a mismatch mark that is not cleared": Fault(
-        "logits", "cuda/verify_logits.cuh", "        if (lane == 0) progress->stop = 0;\n", ""
+        "logits", "cuda/logits_rows.cuh", "        if (lane == 0) progress()->stop = 0;\n", ""
     ),
     # Offsets of 32 bits.
     "a request's offset in 32 bits": Fault(
@@ -157,12 +157,49 @@ FAULTS = {
     ),
     "rows passed over too early": Fault(
         "logits",
-        "cuda/verify_logits.cuh",
-        "max_relaxed(&progress->stop, static_cast<uint32_t>(num_positions - position))",
-        "max_relaxed(&progress->stop, static_cast<uint32_t>(num_positions - position + 2))",
+        "cuda/logits_rows.cuh",
+        "max_relaxed(&progress()->stop, stop_mark())",
+        "max_relaxed(&progress()->stop, stop_mark() + 2)",
     ),
     "a row's last entries forgotten": Fault(
-        "logits", "cuda/verify_logits.cuh", "if (rest < end) take_one(rest);", "(void)rest;"
+        "logits", "cuda/logits_rows.cuh", "(end - base + kRun - 1) / kRun", "(end - base) / kRun"
+    ),
+    # Rows that are sampled.
+    "no barrier before the block learns that its row is done": Fault(
+        "sampled_chain_logits",
+        "cuda/sample_logits.cuh",
+        "  __syncthreads();\n  if (!shared.is_done) return;",
+        "  if (!shared.is_done) return;",
+        f"{WRONG}|{DIVERGENCE}|{FAULT}",
+    ),
+    "no barrier before all read the sums of a row": Fault(
+        "sampled_chain_logits",
+        "cuda/sample_logits.cuh",
+        "shared_.row_sums = all;\n    __syncthreads();\n",
+        "shared_.row_sums = all;\n",
+        f"{WRONG}|{DIVERGENCE}|{FAULT}",
+    ),
+    "no barrier before all read the sums of a row, a race": Fault(
+        "sampled_chain_logits",
+        "cuda/sample_logits.cuh",
+        "shared_.row_sums = all;\n    __syncthreads();\n",
+        "shared_.row_sums = all;\n",
+        RACE,
+    ),
+    "only the first piece's scores": Fault(
+        "sampled_tree_logits", "cuda/sample_logits.cuh", "merge(a.score, b.score)", "a.score"
+    ),
+    "noise by the place in a piece": Fault(
+        "sampled_tree_logits",
+        "cuda/sample_logits.cuh",
+        "take_run(max, logits, first, -kInfinity)",
+        "take_run(max, logits, first - block.begin(), -kInfinity)",
+    ),
+    "runs of noise that begin with a block": Fault(
+        "sampled_chain_logits", "core/noise.h", "shift == j ? all[k + j]", "shift < 0 ? all[k + j]"
+    ),
+    "a residual without the draft's share": Fault(
+        "sampled_chain_logits", "core/row_choice.h", " * share - taken", " * share - 0 * taken"
     ),
     # Drawing.
     "no barrier before the warps' units are read": Fault(
@@ -211,7 +248,9 @@ class Harness:
     def __init__(self, folder: Path):
         self.folder = folder
         # Not from the copy: what is compared with stays right.
-        self.launchers = [folder / f"{name}.o" for name in ("verify", "sample", "chain_tree")]
+        self.launchers = [
+            folder / f"{name}.o" for name in ("verify", "sample", "sample_logits", "chain_tree")
+        ]
         for launcher in self.launchers:
             source = ROOT / f"csrc/cpu/{launcher.stem}.cpp"
             self.compile("-O2", f"-I{ROOT / 'csrc/core'}", "-c", source, "-o", launcher)

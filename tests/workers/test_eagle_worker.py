@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from adaptive_spec import AdaptiveSpeculativeParams
+from adaptive_spec.engine.sampling import GREEDY, SamplingParams
 from adaptive_spec.state import AdaptiveState
 from adaptive_spec.testing.models import agreeing_pair, draft_reference, greedy_reference
 from adaptive_spec.workers import (
@@ -108,6 +109,12 @@ def test_bad_rows_are_refused(pair):
         worker.add_row([])
     with pytest.raises(ValueError, match="1 to 100 tokens"):
         worker.add_row([1] * 101)
+    for token in (-1, 64):
+        with pytest.raises(ValueError, match=f"token_ids: expected token ids 0 to 63, got {token}"):
+            worker.add_row([1, token, 2])
+    with pytest.raises(TypeError, match="sampling: expected SamplingParams, got 0.7"):
+        worker.add_row([1], 0.7)
+    assert worker.num_reqs == 0
     worker.add_row([1])
     with pytest.raises(ValueError, match="all 1 rows are taken"):
         worker.add_row([1])
@@ -221,6 +228,18 @@ def test_initial_steps_outside_the_candidates_build_nothing(pair, monkeypatch):
     assert built == []
 
 
+def test_a_state_drives_one_worker_at_a_time(pair):
+    # Two would take each other's rounds for their own and wait for ones that never come.
+    policy = AdaptiveState(ONE_SLOT, 3)
+    worker = make_worker(pair, policy)
+    with pytest.raises(ValueError, match="policy: this AdaptiveState drives another engine"):
+        make_worker(pair, policy)
+    worker.add_row([1, 2, 3])
+    assert worker.decode().tokens
+    del worker
+    make_worker(pair, policy)
+
+
 def test_a_state_on_another_device_is_refused(pair):
     policy = AdaptiveState(ONE_SLOT, 3)
     policy.tensor = policy.tensor.to("meta")
@@ -279,6 +298,8 @@ def test_the_base_worker_has_hooks_that_do_nothing():
         ({"speculative_num_steps": -1}, ValueError, "speculative_num_steps"),
         ({"cuda_graph_bs": [0]}, ValueError, "cuda_graph_bs"),
         ({"cuda_graph_bs": ["4"]}, TypeError, "cuda_graph_bs"),
+        ({"policy": 5}, TypeError, "policy: expected AdaptiveSpecPolicy or None, got 5"),
+        ({"options": 5}, TypeError, "options: expected SpecOptions or None, got 5"),
     ],
 )
 def test_bad_arguments_are_named(pair, keywords, error, text):
@@ -298,9 +319,12 @@ def test_drafting_without_a_draft_model_is_refused(pair):
 # Rounds at S = 0.
 
 
-def run_alternating(pair, worker, prompts, pattern):
+def run_alternating(pair, worker, prompts, pattern, sampling=(GREEDY,) * 3):
     """Rounds at the given steps; yields (sequences before the round, proposals) at S > 0."""
-    sequences = [list(prompt) + [worker.add_row(prompt)] for prompt in prompts]
+    sequences = [
+        list(prompt) + [worker.add_row(prompt, own)]
+        for prompt, own in zip(prompts, sampling, strict=True)
+    ]
     for steps in pattern:
         force(worker, steps)
         before = [list(s) for s in sequences]
@@ -327,6 +351,24 @@ def test_after_a_pause_the_draft_proposes_what_it_would_have_without(pair, cuda_
         checked += 1
     assert checked == 15
     assert worker.num_skipped_draft_rounds == 0
+
+
+def test_drafts_are_chosen_with_the_noise_that_will_judge_them(pair):
+    # From the draft's logits, but by the request's own rule, seed and places in the sequence.
+    worker = make_worker(pair, policy_of([0, 3]), cuda_graph_bs=[4])
+    sampling = [
+        SamplingParams(1.0, seed=7),
+        SamplingParams(0.8, top_k=8, top_p=0.9, min_p=0.01, seed=-7),
+        SamplingParams(),
+    ]
+    greedy = sampled = 0
+    for sequences, proposals in run_alternating(pair, worker, PROMPTS, PATTERN, sampling):
+        for sequence, own, proposal in zip(sequences, sampling, proposals, strict=True):
+            own = own.with_seed()
+            assert proposal == draft_reference(pair, sequence, 3, own)
+            greedy += proposal == draft_reference(pair, sequence, 3)
+            sampled += 1
+    assert sampled == 45 and greedy < 30
 
 
 def test_skipping_the_draft_at_zero_is_opt_in_counted_and_lossless(pair, monkeypatch):

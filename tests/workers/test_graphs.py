@@ -260,7 +260,9 @@ def test_a_failed_capture_leaves_the_worker_as_it_was(pair, monkeypatch, stage, 
     worker = fill_rows(make_worker(pair, cuda_graph_bs=[4]))
     twin = fill_rows(make_worker(pair, cuda_graph_bs=[4]))
     worker.decode(), twin.decode()
-    before = {name: t.clone() for name, t in vars(worker.buffers).items() if t is not None}
+    carried = ("num_reqs", "seq_lens", "new_seq_lens", "draft_hidden", "input_ids")
+    before = {name: getattr(worker.buffers, name).clone() for name in carried}
+    sampling = [t.clone() for t in worker.buffers.sampling.tensors]
     learned = worker.policy.tensor.clone()
     active, states = worker.runtime_state, dict(worker.controller.states)
     original = getattr(worker.stages, stage)
@@ -287,10 +289,10 @@ def test_a_failed_capture_leaves_the_worker_as_it_was(pair, monkeypatch, stage, 
     assert worker.speculative_num_steps == active.speculative_num_steps
     failed = next(table for table in tables if table.stage is fail)
     assert at_size not in failed.graphs, "a capture that failed could be replayed"
-    carried = ("num_reqs", "seq_lens", "new_seq_lens", "draft_hidden")
-    for name in carried:
+    for name in carried[:-1]:
         assert torch.equal(getattr(worker.buffers, name), before[name]), name
     assert torch.equal(worker.buffers.input_ids[:, 0], before["input_ids"][:, 0])
+    assert all(map(torch.equal, worker.buffers.sampling.tensors, sampling))
     assert torch.equal(worker.policy.tensor, learned)
     for _ in range(5):
         assert worker.decode().tokens == twin.decode().tokens
