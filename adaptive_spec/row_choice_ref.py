@@ -129,7 +129,7 @@ class _Row:
             if float(coin) * float(q[draft.token]) * float(kept_units) < units[draft.token]:
                 return draft.token
         share = np.float32(2.0 ** unit_bits(len(q)) / kept_units)
-        left = np.where(is_kept, self.weights, np.float32(0)) * share - q
+        left = np.where(is_kept, self.weights * share - q, np.float32(0))
         time = noise_ref.exponential(self.words(position, Kind.RESIDUAL))
         speed = np.where(left > 0, left.astype(np.float64) / time.astype(np.float64), 0)
         return int(np.argmax(speed if speed.any() else self.logits))
