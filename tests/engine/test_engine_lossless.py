@@ -101,9 +101,7 @@ overlaps = pytest.mark.parametrize("overlap", [False, True], ids=["awaited", "ov
 @overlaps
 @pytest.mark.parametrize("cuda_graph_bs", [None, [1, 2, 4, 8, 12]], ids=["eager", "graphs"])
 @pytest.mark.parametrize("kind", ["host", "device"])
-def test_adaptive_output_is_that_of_plain_decoding(
-    pair, workload, kind, cuda_graph_bs, overlap
-):
+def test_adaptive_output_is_that_of_plain_decoding(pair, workload, kind, cuda_graph_bs, overlap):
     engine = Engine(
         pair,
         max_batch_size=12,
