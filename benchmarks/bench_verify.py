@@ -2,9 +2,10 @@
 
     python benchmarks/bench_verify.py [--output DIR]
 
-Ways to do the same round (verify_alternatives.py says what each stands for) over the same inputs in
-one process, S = 7, two accepted drafts per request on average. Before timing, all must give the
-right tokens, and the state must be where the Python policy gets.
+Ways to do the same round over the same inputs in one process (verify_alternatives.py and, for
+sampling, sampling_alternatives.py say what each stands for), S = 7, two accepted drafts per request
+on average. Before timing, all must give the right tokens (where their own noise draws them: possible
+ones), and the state must be where the Python policy gets.
 
 device   time of a round on the device: rounds captured in a CUDA graph, events around replays.
          warm: one batch over and over. cold: from logits, batches that exceed the L2 cache take
@@ -21,8 +22,10 @@ shapes: that exercises this script and says nothing about a GPU.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +35,13 @@ import typer
 from rich.box import SIMPLE_HEAVY
 from rich.console import Console
 from rich.table import Table
+from sampling_alternatives import (
+    SAMPLED_OPS,
+    SampledFused,
+    SampledShape,
+    make_sampled_batch,
+    sampled_alternatives,
+)
 from verify_alternatives import (
     NUM_STEPS,
     Alternative,
@@ -51,6 +61,7 @@ FUSED, PLAIN = "fused, with state", "fused, no state"
 MAX_STATE_SHARE, MAX_STATE_S = 0.03, 0.5e-6
 MIN_SPEEDUP, MIN_BANDWIDTH_SHARE = 1.8, 0.7
 ROUNDS_PER_GRAPH = 16
+PIPE_WIDTH = 200
 
 
 @dataclasses.dataclass
@@ -59,6 +70,7 @@ class Sizes:
 
     tree_and_chain: list[int]
     logits: list[int]
+    sampled: list[int]
     vocab_size: int
     samples: int
     sample_s: float
@@ -66,8 +78,8 @@ class Sizes:
     host_rounds: int
 
 
-GPU_SIZES = Sizes([1, 8, 64, 256], [1, 8, 64], 128_256, 21, 2e-3, 1 << 30, 300)
-CPU_SIZES = Sizes([1, 8], [1, 4], 2_048, 5, 1e-3, 1 << 24, 20)
+GPU_SIZES = Sizes([1, 8, 64, 256], [1, 8, 64], [1, 64], 128_256, 21, 2e-3, 1 << 30, 300)
+CPU_SIZES = Sizes([1, 8], [1, 4], [1, 4], 2_048, 5, 1e-3, 1 << 24, 20)
 
 
 class Bench:
@@ -106,9 +118,7 @@ class Bench:
         shape = Shape(op, batch_size, self.sizes.vocab_size, self.device)
         batches = [make_batch(shape, seed=0)]
         if op == "logits":
-            # What the laziest reads of all copies is three times the cache.
-            copies = min(-(-3 * self.cache_bytes // batches[0].num_needed_bytes), 256)
-            batches += [make_batch(shape, seed) for seed in range(1, max(copies, 2))]
+            batches += [make_batch(shape, seed) for seed in range(1, self.num_copies(batches[0]))]
         fused = Fused(shape)
         ways = alternatives(shape, fused)
         check(fused, ways, batches)
@@ -127,6 +137,26 @@ class Bench:
                     if row["alternative"] == way.name:
                         row["round_us"] = timing * 1e6
         return rows
+
+    def run_sampled_shape(self, op: str, batch_size: int) -> list[dict]:
+        """Cold only: the rows come from a forward pass that has filled the cache with weights."""
+        shape = SampledShape(op, batch_size, self.sizes.vocab_size, self.device, **SAMPLED_OPS[op])
+        batches = [make_sampled_batch(shape, seed=0)]
+        batches += [make_sampled_batch(shape, s) for s in range(1, self.num_copies(batches[0]))]
+        fused = SampledFused(shape)
+        ways = sampled_alternatives(shape, fused)
+        check(fused, ways, batches)
+        launches = {way.name: self.count_launches(way, batches[0]) for way in ways}
+        samples = self.sample_rounds(ways, batches, "cold")
+        return [
+            self.row(shape, way, batches, "cold", samples) | {"launches": launches[way.name]}
+            for way in ways
+        ]
+
+    def num_copies(self, batch: Batch) -> int:
+        """What the laziest reads of all copies is three times the cache."""
+        copies = min(-(-3 * self.cache_bytes // batch.num_needed_bytes), 256)
+        return max(copies, 2)
 
     def sample_rounds(
         self, ways: list[Alternative], batches: list[Batch], cache: str
@@ -394,12 +424,32 @@ def show(report: dict, console: Console) -> None:
         console.print(line, highlight=False)
 
 
+def stands_for(vocab_size: int, device: torch.device) -> dict[str, str]:
+    shape = Shape("logits", 1, vocab_size, device)
+    ways = alternatives(shape, Fused(shape))
+    for op, traits in SAMPLED_OPS.items():
+        sampled = SampledShape(op, 1, vocab_size, device, **traits)
+        ways += sampled_alternatives(sampled, SampledFused(sampled))
+    return {way.name: way.stands_for for way in ways}
+
+
+def check_output(folder: Path) -> None:
+    """Before minutes are spent on what could not be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write into it: {error}", param_hint="--output") from None
+
+
 def main(
     device: Annotated[str, typer.Option(help="cuda or cpu; default: cuda if there is one.")] = "",
     output: Annotated[Path | None, typer.Option(help="Folder for JSON and Markdown.")] = None,
     samples: Annotated[int | None, typer.Option(min=2, help="Per alternative.")] = None,
 ):
     """Time a verification round on the device, with and without adaptivity."""
+    if output is not None:
+        check_output(output)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     on_gpu = where.type == "cuda"
     sizes = GPU_SIZES if on_gpu else CPU_SIZES
@@ -407,13 +457,18 @@ def main(
         sizes = dataclasses.replace(sizes, samples=samples)
     bench = Bench(where, sizes)
     console = Console()
+    if not console.is_terminal:
+        # Else a pipe or a file gets 80 columns, and most cells without their ends.
+        console.width = PIPE_WIDTH
     rows = []
     shapes = [(op, size) for op in ("tree", "chain") for size in sizes.tree_and_chain]
     shapes += [("logits", size) for size in sizes.logits]
     for op, batch_size in shapes:
         with console.status(f"{op}, B = {batch_size}"):
             rows += bench.run_shape(op, batch_size)
-    shape = Shape("logits", 1, sizes.vocab_size, where)
+    for op, batch_size in itertools.product(SAMPLED_OPS, sizes.sampled):
+        with console.status(f"{op}, B = {batch_size}"):
+            rows += bench.run_sampled_shape(op, batch_size)
     report = {
         "machine": describe_machine(where),
         "device": where.type,
@@ -422,11 +477,10 @@ def main(
         "launch_floor_us": bench.launch_floor * 1e6,
         "targets": targets(rows, bench.rounds_without_sync(), on_gpu),
         "rows": rows,
-        "stands_for": {way.name: way.stands_for for way in alternatives(shape, Fused(shape))},
+        "stands_for": stands_for(sizes.vocab_size, where),
     }
     show(report, console)
     if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
         (output / "bench_verify.json").write_text(json.dumps(report, indent=1) + "\n")
         (output / "bench_verify.md").write_text(to_markdown(report), encoding="utf-8")
 
