@@ -3,9 +3,9 @@
     python benchmarks/bench_verify.py [--output DIR]
 
 Ways to do the same round over the same inputs in one process (verify_alternatives.py and, for
-sampling, sampling_alternatives.py say what each stands for), S = 7, two accepted drafts per request
-on average. Before timing, all must give the right tokens (where their own noise draws them: possible
-ones), and the state must be where the Python policy gets.
+sampling, sampling_alternatives.py say what each stands for), S = 7, two accepted drafts a request
+on average. Before timing, all must give the right tokens (or possible ones, where their own noise
+draws them), and the state must be where the Python policy gets.
 
 device   time of a round on the device: rounds captured in a CUDA graph, events around replays.
          warm: one batch over and over. cold: from logits, batches that exceed the L2 cache take

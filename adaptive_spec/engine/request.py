@@ -60,7 +60,8 @@ class Request:
     num_proposed_drafts: int = 0
     num_correct_drafts: int = 0  # accepted drafts, bonus excluded, as the verify op saw them
     # Whether its rounds met logits with a NaN, +inf or nothing above -inf: its tokens are then not
-    # what the models should have given. Known when it ends or is retracted.
+    # what the models should have given. Known when it ends or is retracted. A draft that was
+    # rejected, or lay behind the end of the output, may have been the cause.
     had_bad_logits: bool = False
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from adaptive_spec.state import AdaptiveState
 from adaptive_spec.testing.byte_tokenizer import byte_tokenizer
 from adaptive_spec.testing.models import agreeing_pair, sampled_reference
 from adaptive_spec.workers import stages
-from tests.ops.test_sampling_distribution import p_value
+from tests.ops.markov_pairs import p_value
 
 TINY_PAIR = Path(adaptive_spec.__file__).parent / "tiny_pair"
 CONFIG = {"update_interval": 1, "ema_alpha": 0.6, "1": {"candidate_steps": [0, 1, 4]}}
@@ -183,12 +183,13 @@ def test_a_request_that_met_bad_logits_says_so_and_no_other_does(make_engine, ru
     engine = make_engine(spoiled, max_batch_size=2)
     prompts = [[1, 2], [63, 2], [3, 4], [5], [6, 7]]
     requests = engine.generate(prompts, length, sampling=rule)
-    # The rows of the second one are used again by others.
+    # The rows of the second one are used again by others. A draft may have met bad logits too.
     met_bad = [63 in request.token_ids[:-1] for request in requests]
-    assert met_bad[1] and not all(met_bad)
-    assert [request.had_bad_logits for request in requests] == met_bad
-    for request, bad in zip(requests, met_bad, strict=True):
-        if not bad:
+    flags = [request.had_bad_logits for request in requests]
+    assert met_bad[1] and not all(flags)
+    assert all(flag for flag, met in zip(flags, met_bad, strict=True) if met)
+    for request in requests:
+        if not request.had_bad_logits:
             expected = sampled_reference(
                 spoiled.target, request.prompt_ids, length, rule.with_seed()
             )

@@ -337,7 +337,8 @@ def test_what_filters_leave_out_is_neither_accepted_nor_drawn(rule):
     probs = torch.tensor([0.4, 0.3, 0.2, 0.1])
     for draft in range(4):
         output = accept_or_draw(probs.log(), draft, [0.25] * 4, **rule)
-        assert set(output[:, 0].tolist()) == {0, 1}
+        # What is left of the target makes up for more than the draft's share of a kept token.
+        assert set(output[:, 0].tolist()) == ({draft} if draft < 2 else {0, 1})
         assert (output[:, 1] >= 0).any() == (draft < 2)
 
 
