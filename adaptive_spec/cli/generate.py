@@ -29,6 +29,21 @@ def generate(
         Path | None,
         typer.Option(metavar="FILE", help="Adaptive config; default: the built-in table."),
     ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="Sample at this temperature; 0: the likeliest token each time.")
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Of the likeliest tokens only so many; 0: off.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Of the likeliest tokens only up to this probability; 1: off.")
+    ] = 1.0,
+    min_p: Annotated[
+        float,
+        typer.Option(help="Only tokens at least this share as likely as the likeliest; 0: off."),
+    ] = 0.0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of sampling: the same seed gives the same text; default: drawn anew."),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda[:i]; default: a GPU where one can be used.")
     ] = None,
@@ -44,7 +59,7 @@ def generate(
         ),
     ] = None,
 ) -> None:
-    """Continue PROMPT greedily, text on stdout as it comes, one line of figures on stderr."""
+    """Continue PROMPT, text on stdout as it comes, one line of figures on stderr."""
     if no_speculation:
         if steps:
             raise ValueError(f"--no-speculation excludes --steps {steps}; give one of them")
@@ -63,8 +78,10 @@ def generate(
     from adaptive_spec.config import load_adaptive_config
     from adaptive_spec.demo.origins import OriginTracker
     from adaptive_spec.engine.engine import Engine
+    from adaptive_spec.engine.sampling import SamplingParams
     from adaptive_spec.state import AdaptiveState
 
+    sampling = SamplingParams(temperature, top_k, top_p, min_p, seed)
     if threads is not None:
         torch.set_num_threads(threads)
     table = None if steps is not None else load_adaptive_config(config)
@@ -92,7 +109,7 @@ def generate(
         typer.echo(typer.style(piece, **style) if coloured else piece, nl=False, color=colour)
 
     start = time.perf_counter()
-    request = engine.submit(prompt_ids, max_new_tokens)
+    request = engine.submit(prompt_ids, max_new_tokens, sampling=sampling)
     if coloured:
         show(text, dim=True)
     tracker, stream = OriginTracker(request), pair.tokenizer.stream()
@@ -117,6 +134,7 @@ def generate(
         f"{len(request.output_ids)} tokens in {seconds:.2f} s ({speed:.0f} tokens/s decoding), "
         f"{request.num_rounds} rounds{f' ({shares})' if shares else ''}, "
         f"{request.mean_accepted_drafts:.2f} drafts accepted per round, "
-        f"ended by {request.finish_reason.replace('_', ' ')}",
+        f"ended by {request.finish_reason.replace('_', ' ')}"
+        f"{'' if sampling.is_greedy else f', seed {request.sampling.seed}'}",
         err=True,
     )

@@ -27,6 +27,22 @@ def test_text_is_the_targets_own_however_steps_are_chosen(generate, pair_dir, ho
     assert "tokens/s decoding" in result.stderr
 
 
+def test_a_seed_gives_the_text_that_plain_sampling_does(generate):
+    rule = ["--temperature", 0.8, "--top-k", 40, "--top-p", 0.95, "--min-p", 0.01, "--seed", 7]
+    plain = generate(PROMPT, "--max-new-tokens", 30, "--no-speculation", *rule)
+    assert plain.stderr.endswith("seed 7\n")
+    assert generate(PROMPT, "--max-new-tokens", 30, "--steps", 4, *rule).stdout == plain.stdout
+    other = [*rule[:-1], 8]
+    assert generate(PROMPT, "--max-new-tokens", 30, *other).stdout != plain.stdout
+    assert generate(PROMPT, "--max-new-tokens", 30).stdout != plain.stdout
+
+
+def test_a_bad_sampling_rule_is_named(generate):
+    result = generate(PROMPT, "--top-p", 0)
+    assert result.exit_code != 0
+    assert "top_p: expected a number above 0 and at most 1, got 0" in result.output
+
+
 def test_drafts_are_coloured_on_request(generate):
     coloured = generate(PROMPT, "--max-new-tokens", 20, "--steps", 3, "--show-drafts").stdout
     assert "\x1b[32m" in coloured, "no accepted draft in green"
