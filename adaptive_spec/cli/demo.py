@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from adaptive_spec.demo.compare import Comparison
     from adaptive_spec.demo.runner import Lane
     from adaptive_spec.demo.workload import Workload
+    from adaptive_spec.engine.sampling import SamplingParams
     from adaptive_spec.engine.tokenizer import Tokenizer
 
 app = typer.Typer(add_completion=False)
@@ -58,12 +59,20 @@ def demo(
     quick: Annotated[
         bool, typer.Option("--quick", help="A sixth of the tokens and of the time.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the order of prompts and the output lengths.")] = 0,
+    temperature: Annotated[
+        float, typer.Option(help="Sample at this temperature; 0: the likeliest token each time.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="Of the likeliest tokens only up to this probability; 1: off.")
+    ] = 1.0,
+    seed: Annotated[
+        int, typer.Option(help="Of the order of prompts, the output lengths, and of sampling.")
+    ] = 0,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda[:i]; default: a GPU where one can be used.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")
+        int | None, typer.Option(min=1, max=1024, help="CPU threads; default: torch's choice.")
     ] = None,
     out: Annotated[
         Path, typer.Option(metavar="PNG", help="Picture of S, EMA and batch size over rounds.")
@@ -86,7 +95,9 @@ def demo(
     from adaptive_spec.config import load_adaptive_config
     from adaptive_spec.demo.modes import MEASURED_CONFIG, parse_modes
     from adaptive_spec.demo.workload import DEFAULT_PHASES, parse_phases, read_prompts, scaled
+    from adaptive_spec.engine.sampling import SamplingParams
 
+    sampling = SamplingParams(temperature=temperature, top_p=top_p)
     table = load_adaptive_config(config or MEASURED_CONFIG)
     chosen = parse_modes(modes, table)
     plan = DEFAULT_PHASES if phases is None else parse_phases(phases)
@@ -109,13 +120,14 @@ def demo(
     if not console.is_terminal:
         console = Console(width=110)
     with console.status("measuring the kinds of text, preparing the engines"):
-        kinds = measure_kinds(pair, prompts, steps=max(*table.candidate_steps, 1))
+        kinds = measure_kinds(pair, prompts, max(*table.candidate_steps, 1), sampling)
         easy, hard = max(kinds, key=kinds.get), min(kinds, key=kinds.get)
         texts = {"easy": prompts[easy], "hard": prompts[hard]}
-        workload = Workload(pair, texts, plan, max_new_tokens, seed)
+        workload = Workload(pair, texts, plan, max_new_tokens, seed, sampling)
         lanes = [Lane(m, pair, workload, lambda c: make_policy(policy, c, place)) for m in chosen]
     console.print(
-        f"torch {torch.__version__}, {describe(place)}, float32; policy on the {policy.value}; "
+        f"torch {torch.__version__}, {describe(place)}, float32; {describe_sampling(sampling)}; "
+        f"policy on the {policy.value}; "
         f"adaptive config: {config or 'the demo table, chosen by measurement'}"
     )
     shown = ", ".join(f"{kind} {mean:.2f}" for kind, mean in kinds.items())
@@ -136,6 +148,8 @@ def demo(
             "device": describe(place),
             "threads": torch.get_num_threads(),
             "policy": policy.value,
+            "temperature": temperature,
+            "top_p": top_p,
             "seed": seed,
             "max_new_tokens": max_new_tokens,
             "mean_accepted_by_kind": kinds,
@@ -154,6 +168,12 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{torch.get_num_threads()} CPU threads"
+
+
+def describe_sampling(sampling: SamplingParams) -> str:
+    if sampling.is_greedy:
+        return "greedy"
+    return f"sampling at temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
 
 
 def make_policy(

@@ -48,7 +48,7 @@ def generate(
         str | None, typer.Option(help="cpu or cuda[:i]; default: a GPU where one can be used.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; default: torch's choice.")
+        int | None, typer.Option(min=1, max=1024, help="CPU threads; default: torch's choice.")
     ] = None,
     show_drafts: Annotated[
         bool | None,
@@ -66,7 +66,10 @@ def generate(
         steps = 0
     if steps is not None and config is not None:
         raise ValueError("--config chooses the steps adaptively, so it excludes fixed steps")
-    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    text = prompt
+    if prompt == "-":
+        # Whatever the locale says; the tokenizer refuses what is not UTF-8.
+        text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
     if not text:
         raise ValueError("PROMPT: expected some text to continue, got none")
 

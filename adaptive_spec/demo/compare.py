@@ -3,18 +3,23 @@
 In float32 the same logits come out a little different from matrix products of different shapes, so
 where the target's two best tokens are nearly equal two modes may go different ways, and stay apart
 from there. Each first difference is therefore judged by the target itself, in float64 and without
-a cache: both tokens must be within `MAX_TIE_GAP` of the best logit there. Anything else would be
-a token that greedy decoding cannot produce.
+a cache: both tokens must be within `MAX_TIE_GAP` of the best there. Anything else would be a token
+that the target cannot have chosen. For a request that samples, the best is that of its noisy
+logits, among the tokens that its top-p keeps.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+
+from adaptive_spec.engine.sampling import GREEDY, SamplingParams
+from adaptive_spec.noise_ref import Kind, gumbel, noise_words
 
 if TYPE_CHECKING:
     from adaptive_spec.engine.llama import LlamaForCausalLM
@@ -33,7 +38,7 @@ class Difference:
     position: int  # within the output
     reference_token: int
     token: int
-    gap: float  # of the worse of the two to the best logit
+    gap: float  # of the worse of the two to the best, in units of a logit
 
     @property
     def is_tie(self) -> bool:
@@ -66,12 +71,37 @@ class TieJudge:
         self._target = copy.deepcopy(target).double().cpu()
 
     @torch.inference_mode()
-    def gap(self, token_ids: Sequence[int], tokens: Sequence[int]) -> float:
-        """How far the worst of ``tokens`` lies below the best logit after ``token_ids``."""
+    def gap(
+        self, token_ids: Sequence[int], tokens: Sequence[int], sampling: SamplingParams = GREEDY
+    ) -> float:
+        """How far the worst of ``tokens`` lies below the best one after ``token_ids``.
+
+        ``sampling``: temperature, top-p and seed; other filters are not looked at. A token that
+        top-p does not keep is infinitely far; where rounding may have kept it or not, it counts as
+        kept if it is among ``tokens`` and as dropped if it would beat them.
+        """
         ids = torch.tensor([list(token_ids)])
         hidden = self._target(ids, torch.arange(ids.size(1)).unsqueeze(0))
         logits = self._target.logits(hidden[0, -1])
-        return float(logits.max() - logits[list(tokens)].min())
+        chosen = list(tokens)
+        if sampling.is_greedy:
+            return float(logits.max() - logits[chosen].min())
+        above = _mass_above(logits / sampling.temperature)
+        if bool((above[chosen] >= sampling.top_p + MAX_TIE_GAP).any()):
+            return math.inf
+        words = noise_words(sampling.seed, len(token_ids) - 1, 0, Kind.CHOICE, len(logits))
+        noise = torch.from_numpy(gumbel(words)).double() * math.log(2)
+        noisy = logits + sampling.temperature * noise
+        is_kept = (above < sampling.top_p - MAX_TIE_GAP) | (above == 0)
+        return max(0.0, float(noisy[is_kept].max() - noisy[chosen].min()))
+
+
+def _mass_above(scores: torch.Tensor) -> torch.Tensor:
+    """The probability of all tokens that are likelier, for each token of a row [V]."""
+    ranked, order = scores.softmax(-1).sort(descending=True)
+    above = torch.empty_like(ranked)
+    above[order] = ranked.cumsum(-1) - ranked
+    return above
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
@@ -102,7 +132,8 @@ def compare_outputs(
                     continue
                 comparison.num_tokens += position
                 tokens = (want[position], have[position])
-                gap = judge.gap(expected.prompt_ids + want[:position], tokens)
+                prefix = expected.prompt_ids + want[:position]
+                gap = judge.gap(prefix, tokens, expected.sampling)
                 comparison.differences.append(
                     Difference(mode, phase, index, position, *tokens, gap)
                 )

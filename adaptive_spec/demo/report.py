@@ -139,8 +139,8 @@ def show_comparison(console: Console, comparison: Comparison, workload: Workload
         else f"[bold red]a gap of {MAX_TIE_GAP:g} or more is a wrong token[/]"
     )
     console.print(
-        f"First differences lie where the target's best logits are {gaps[0]:.1e} to {gaps[-1]:.1e} "
-        f"apart (recomputed in float64): {verdict}."
+        f"First differences lie where the target's best choices are {gaps[0]:.1e} to "
+        f"{gaps[-1]:.1e} of a logit apart (recomputed in float64): {verdict}."
     )
     for d in [d for d in c.differences if not d.is_tie][:10]:
         console.print(

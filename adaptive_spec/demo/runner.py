@@ -144,7 +144,7 @@ class Lane:
 
     def _submit(self, run: PhaseRun) -> None:
         job = next(self._jobs)
-        request = self.engine.submit(job.prompt_ids, job.max_new_tokens)
+        request = self.engine.submit(job.prompt_ids, job.max_new_tokens, sampling=job.sampling)
         if run.sample is None:
             run.sample = OriginTracker(request)
         run.requests.append(request)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adaptive_spec.demo.pair import TINY_PAIR
 from adaptive_spec.engine.engine import Engine
+from adaptive_spec.engine.sampling import GREEDY, SamplingParams
 
 if TYPE_CHECKING:
     from adaptive_spec.engine.loading import ModelPair
@@ -41,6 +42,7 @@ class Phase:
 class Job:
     prompt_ids: list[int]
     max_new_tokens: int
+    sampling: SamplingParams = GREEDY
 
 
 # About equal time for each on two cores.
@@ -114,9 +116,16 @@ def read_prompts(directory: Path | None) -> dict[str, list[str]]:
 
 
 def measure_kinds(
-    pair: ModelPair, prompts: Mapping[str, Sequence[str]], steps: int, num_tokens: int = 96
+    pair: ModelPair,
+    prompts: Mapping[str, Sequence[str]],
+    steps: int,
+    sampling: SamplingParams = GREEDY,
+    num_tokens: int = 96,
 ) -> dict[str, float]:
-    """Mean accepted drafts per request and round at S = ``steps`` on a few prompts of each kind."""
+    """Mean accepted drafts per request and round at S = ``steps`` on a few prompts of each kind.
+
+    All are decoded with the one ``sampling``.
+    """
     means = {}
     for kind, texts in prompts.items():
         jobs = [encode(pair, text, num_tokens) for text in texts[:16]]
@@ -126,7 +135,7 @@ def measure_kinds(
             max_len=pair.target.config.max_position_embeddings,
             speculative_num_steps=steps,
         )
-        requests = engine.generate([job.prompt_ids for job in jobs], num_tokens)
+        requests = engine.generate([job.prompt_ids for job in jobs], num_tokens, sampling=sampling)
         rounds = sum(request.num_rounds for request in requests)
         means[kind] = sum(request.num_correct_drafts for request in requests) / max(rounds, 1)
     return means
@@ -152,7 +161,8 @@ class Workload:
         prompts: prompts of the two regimes, "easy" and "hard".
         phases: what to run, in order.
         max_new_tokens: longest output; each request's own limit lies between half of it and all.
-        seed: of the order of prompts and the limits.
+        seed: of the order of prompts, of the limits, and of the requests' own seeds.
+        sampling: how tokens are chosen.
     """
 
     def __init__(
@@ -162,8 +172,11 @@ class Workload:
         phases: Sequence[Phase],
         max_new_tokens: int,
         seed: int,
+        sampling: SamplingParams = GREEDY,
     ) -> None:
         self.phases = tuple(phases)
+        self.seed = seed
+        self.sampling = sampling
         self._jobs: list[list[Job]] = []
         for index, phase in enumerate(self.phases):
             rng = random.Random(f"{seed} {index}")
@@ -188,4 +201,6 @@ class Workload:
 
     def jobs(self, phase_index: int) -> Iterator[Job]:
         """The phase's jobs, without end."""
-        return cycle(self._jobs[phase_index])
+        rng = random.Random(f"sampling {self.seed} {phase_index}")
+        for job in cycle(self._jobs[phase_index]):
+            yield replace(job, sampling=replace(self.sampling, seed=rng.getrandbits(63)))

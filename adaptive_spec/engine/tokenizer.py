@@ -32,6 +32,15 @@ class Tokenizer:
         return self._inner.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
+        """Raises ValueError where ``text`` has a surrogate, as undecodable input bytes become."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            found = ascii(text[error.start])
+            raise ValueError(
+                f"text: expected Unicode (was it read from bytes that are not UTF-8?), got {found} "
+                f"at character {error.start}"
+            ) from None
         return self._inner.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

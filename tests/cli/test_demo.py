@@ -52,7 +52,28 @@ def test_outputs_of_all_modes_are_compared(demo_run):
     assert comparison["num_tokens"] >= 3 * 100
 
 
-def test_a_wrong_token_is_the_demos_failure(pair_dir, tmp_path, run, monkeypatch):
+def test_sampled_outputs_are_the_same_in_every_mode(pair_dir, tmp_path, run):
+    """Drafting, batches and S must not show in what a request's seed draws."""
+    result = run(
+        *("demo", "--model", pair_dir, "--phases", "1:easy:60,4:hard:120", "--max-new-tokens", 24),
+        *("--modes", "none,1,3,adaptive", "--temperature", 0.8, "--top-p", 0.9, "--seed", 5),
+        *("--threads", 1, "--out", tmp_path / "x.png", "--json", tmp_path / "x.json"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "sampling at temperature 0.8, top-p 0.9" in result.stdout
+    data = json.loads((tmp_path / "x.json").read_text())
+    assert (data["setup"]["temperature"], data["setup"]["top_p"]) == (0.8, 0.9)
+    comparison = data["comparison"]
+    assert comparison["lossless"]
+    assert comparison["num_outputs"] >= 3 * (1 + 4)
+    # A near tie may part two modes; by far most go the same way.
+    assert comparison["identical_share"] > 0.8
+    # Drafts are accepted, so that there was something to verify.
+    assert data["modes"][2]["phases"][1]["mean_accepted_drafts"] > 0.1
+
+
+@pytest.mark.parametrize("rule", [[], ["--temperature", 0.8]])
+def test_a_wrong_token_is_the_demos_failure(pair_dir, tmp_path, run, monkeypatch, rule):
     """An engine that loses a token's worth of truth must not exit with 0."""
     from adaptive_spec.engine.request import Request
 
@@ -67,6 +88,7 @@ def test_a_wrong_token_is_the_demos_failure(pair_dir, tmp_path, run, monkeypatch
     result = run(
         *("demo", "--model", pair_dir, "--phases", "1:easy:40", "--max-new-tokens", 16),
         *("--modes", "none,1", "--out", tmp_path / "x.png"),
+        *rule,
     )
     assert result.exit_code == 1
     assert "wrong token" in result.stdout
@@ -75,6 +97,8 @@ def test_a_wrong_token_is_the_demos_failure(pair_dir, tmp_path, run, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--temperature", -1], "temperature: expected a finite number of at least 0, got -1"),
+        (["--top-p", 0], "top_p: expected a number above 0"),
         (["--model", "/no/such/dir"], "/no/such/dir: expected a directory"),
         (["--config", "/no/such.json"], "/no/such.json: no such file"),
         (["--out", "/no/such/dir/x.png"], "--out: there is no directory"),

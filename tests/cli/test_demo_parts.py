@@ -1,5 +1,9 @@
 """The parts of the demo by themselves."""
 
+import math
+import random
+from dataclasses import replace
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -11,35 +15,39 @@ from adaptive_spec.demo.modes import MEASURED_CONFIG, parse_modes
 from adaptive_spec.demo.origins import OriginTracker
 from adaptive_spec.demo.report import best_ratio, steps_over_time
 from adaptive_spec.demo.runner import PhaseRun, turn_order
-from adaptive_spec.demo.workload import Phase, parse_phases, scaled
+from adaptive_spec.demo.workload import Phase, Workload, parse_phases, scaled
 from adaptive_spec.engine.engine import Engine
+from adaptive_spec.engine.loading import load_pair
+from adaptive_spec.engine.sampling import GREEDY, SamplingParams
+from adaptive_spec.row_choice_ref import RowRule, choose
 from adaptive_spec.testing.models import agreeing_pair, greedy_reference
 
 
-def request(prompt_ids, output_ids):
-    return SimpleNamespace(prompt_ids=prompt_ids, output_ids=output_ids)
+def request(prompt_ids, output_ids, sampling=GREEDY):
+    return SimpleNamespace(prompt_ids=prompt_ids, output_ids=output_ids, sampling=sampling)
 
 
 class FixedGap:
     def __init__(self, gap):
         self.value, self.asked = gap, []
 
-    def gap(self, token_ids, tokens):
-        self.asked.append((list(token_ids), list(tokens)))
+    def gap(self, token_ids, tokens, sampling):
+        self.asked.append((list(token_ids), list(tokens), sampling))
         return self.value
 
 
 def test_a_planted_difference_is_found_where_it_is():
     judge = FixedGap(MAX_TIE_GAP / 2)
+    rule = SamplingParams(temperature=0.5, seed=3)
     outputs = {
-        "none": [[request([7], [1, 2, 3])], [request([8], [4, 5, 6]), request([9], [1])]],
+        "none": [[request([7], [1, 2, 3])], [request([8], [4, 5, 6], rule), request([9], [1])]],
         "S=3": [[request([7], [1, 2, 3, 4])], [request([8], [4, 9, 6]), request([9], [1])]],
     }
     comparison = compare_outputs(outputs, "none", judge)
     (found,) = comparison.differences
     assert (found.mode, found.phase, found.request, found.position) == ("S=3", 1, 0, 1)
     assert (found.reference_token, found.token) == (5, 9)
-    assert judge.asked == [([8, 4], [5, 9])]
+    assert judge.asked == [([8, 4], [5, 9], rule)]
     assert comparison.num_outputs == 3
     assert comparison.identical_share == pytest.approx(2 / 3)
     # Up to where they part: 3, 1 and 1 tokens.
@@ -70,6 +78,57 @@ def test_the_judge_measures_both_tokens_against_the_best_logit():
         float(logits[first] - logits[third]), abs=1e-4
     )
     assert pair.target.embedding.dtype == torch.float32
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """A judge and, as the ops see them, the target's logits behind some prompts."""
+    pair = agreeing_pair(dtype=torch.float32)
+    rng = random.Random(5)
+    rows = []
+    for _ in range(40):
+        prompt = [rng.randrange(pair.target.config.vocab_size) for _ in range(rng.randint(1, 9))]
+        with torch.inference_mode():
+            hidden = pair.target(torch.tensor([prompt]), torch.arange(len(prompt)).unsqueeze(0))
+            rows.append((prompt, pair.target.logits(hidden[0, -1])))
+    return TieJudge(pair.target), rows
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 1.0), (1.0, 0.9), (3.0, 0.6)])
+def test_the_judge_of_a_sampled_token_asks_for_the_one_that_the_op_draws(
+    judged, temperature, top_p
+):
+    judge, rows = judged
+    num_other = 0
+    for seed, (prompt, logits) in enumerate(rows):
+        sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
+        rule = RowRule(seed=seed, temperature=temperature, top_p=top_p)
+        drawn, _ = choose(logits.numpy(), rule, len(prompt) - 1)
+        assert judge.gap(prompt, [drawn], sampling) == 0
+        probs = (logits.double() / temperature).softmax(-1)
+        for token in {*range(0, len(logits), 7)} - {drawn}:
+            gap = judge.gap(prompt, [drawn, token], sampling)
+            assert gap > 0
+            above = float(probs[probs > probs[token]].sum())
+            if abs(above - top_p) > 1e-3:
+                assert (gap == math.inf) == (above > top_p)
+        num_other += judge.gap(prompt, [drawn], replace(sampling, seed=seed + 1000)) > 0
+    assert num_other > len(rows) // 4, "the judge passes what another seed would draw"
+
+
+def test_jobs_sample_with_seeds_of_their_own_and_the_same_in_every_mode(pair_dir):
+    pair = load_pair(pair_dir)
+    texts = {"easy": ["one", "two"], "hard": ["three"]}
+    rule = SamplingParams(temperature=0.5, top_p=0.9)
+    phases = [Phase(1, "easy", 10), Phase(1, "easy", 10)]
+    workload = Workload(pair, texts, phases, 8, seed=1, sampling=rule)
+    # Also where the prompts come round again.
+    drawn = [[job.sampling for job in islice(workload.jobs(phase), 5)] for phase in (0, 1, 0)]
+    assert drawn[0] == drawn[2]
+    assert all(replace(each, seed=None) == rule for each in drawn[0])
+    assert len({each.seed for each in drawn[0] + drawn[1]}) == 10
+    other = Workload(pair, texts, phases, 8, seed=2, sampling=rule)
+    assert next(other.jobs(0)).sampling != drawn[0][0]
 
 
 def test_first_difference_looks_at_the_common_length():

@@ -57,6 +57,35 @@ def test_prompt_from_stdin(generate):
     assert generate("-", "--max-new-tokens", 8, input=PROMPT + "\n").stdout == expected
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_stdin_is_taken_as_it_is(generate, newline):
+    """In UTF-8 whatever the locale, and without translated line ends."""
+    text = f"# caf\u00e9{newline}x"
+    expected = generate(text, "--max-new-tokens", 8).stdout
+    assert generate("-", "--max-new-tokens", 8, input=text.encode()).stdout == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "stdin"), [("-", b"abc\xffdef"), ("abc\udcffdef", None)], ids=["stdin", "argument"]
+)
+def test_a_prompt_that_is_not_utf8_is_refused(generate, prompt, stdin):
+    result = generate(prompt, input=stdin)
+    assert result.exit_code == 2
+    assert "expected Unicode" in result.stderr
+    assert "got '\\udcff' at character 3" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["generate", "demo"])
+def test_more_threads_than_can_be_are_refused(run, command):
+    """They would end the process inside the threading library."""
+    prompt = [PROMPT] if command == "generate" else []
+    result = run(command, *prompt, "--threads", 100000)
+    assert result.exit_code == 2
+    assert "--threads" in result.stderr
+    assert "1<=x<=1024" in result.stderr
+
+
 def test_one_token_needs_no_round(generate):
     result = generate(PROMPT, "--max-new-tokens", 1)
     assert result.exit_code == 0
