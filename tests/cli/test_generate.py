@@ -83,7 +83,7 @@ def test_more_threads_than_can_be_are_refused(run, command):
     result = run(command, *prompt, "--threads", 100000)
     assert result.exit_code == 2
     assert "--threads" in result.stderr
-    assert "1<=x<=1024" in result.stderr
+    assert "1024" in result.stderr
 
 
 def test_one_token_needs_no_round(generate):
