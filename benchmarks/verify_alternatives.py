@@ -224,8 +224,29 @@ def alternatives(shape: Shape, fused: Fused) -> list[Alternative]:
         ),
     ]
     if shape.op == "logits":
-        found += argmax_alternatives(shape)
+        found += [sampling_op(shape, workspace), *argmax_alternatives(shape)]
     return found
+
+
+def sampling_op(shape: Shape, workspace: Tensor) -> Alternative:
+    """What greedy requests pay in an engine that calls the sampling op for all."""
+
+    def zeros(dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape.batch_size, dtype=dtype, device=shape.device)
+
+    seeds, positions, temperature = zeros(torch.int64), zeros(torch.int64), zeros(torch.float32)
+
+    def verify(batch: Batch) -> None:
+        ops.verify_chain_sampling_from_logits(
+            **batch.inputs,
+            seeds=seeds,
+            positions=positions,
+            temperature=temperature,
+            **batch.outputs,
+            workspace=workspace,
+        )
+
+    return Alternative("sampling op at temperature 0", "one op for all requests, no state", verify)
 
 
 def argmax_alternatives(shape: Shape) -> list[Alternative]:
