@@ -7,7 +7,9 @@
 #   make gpu-check   everything that needs a GPU: tests, benchmarks, compute-sanitizer; OUT=folder
 #
 # PYTHON is the interpreter to start from, VENV the environment's folder. torch: TORCH_SPEC if given
-# (TORCH_SPEC=torch==2.14.1), else the one that PYTHON can already import, else the version below.
+# (TORCH_SPEC=torch==2.14.1), else the one that PYTHON can already import, else the version below. A
+# PYTHON of a virtual environment counts as one without torch: what that has installed, no other
+# environment sees.
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
@@ -33,7 +35,7 @@ ifdef TORCH_SPEC
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH_SPEC)
 else
-	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
+	@if $(PYTHON) -c 'import sys, torch; sys.exit(sys.prefix != sys.base_prefix)' 2>/dev/null; then \
 	  echo "using the installed torch"; \
 	  $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else \
