@@ -21,6 +21,7 @@ _HOMES = {
     "AdaptiveSpeculativeParams": "step_policy",
     "AdaptiveStepSlot": "step_policy",
     "DecisionReason": "step_policy",
+    "CostTable": "cost_table",
     "AcceptanceStats": "metrics",
     "AdaptiveState": "state",
     "DecisionRing": "ring",

@@ -26,6 +26,19 @@ def show_value(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, for `object_pairs_hook`; ValueError where it repeats a key."""
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(
+            f"key {show_value(twice)} must appear once in its object, got it "
+            f"{keys.count(twice)} times; keep one of them"
+        )
+    return table
+
+
 def _read_text(path: str | bytes) -> str:
     try:
         with open(path, "rb") as file:
@@ -55,7 +68,7 @@ def _parse_json(text: str) -> Any:
     try:
         return json.loads(
             text,
-            object_pairs_hook=_unique_keys,
+            object_pairs_hook=unique_keys,
             parse_constant=_refuse_constant,
             parse_int=_parse_int,
         )
@@ -66,18 +79,6 @@ def _parse_json(text: str) -> Any:
         ) from None
     except RecursionError:
         raise ValueError("must be an object of objects, got JSON nested too deeply") from None
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(
-            f"key {show_value(twice)} must appear once in its object, got it "
-            f"{keys.count(twice)} times; keep one of them"
-        )
-    return table
 
 
 def _refuse_constant(literal: str) -> NoReturn:
