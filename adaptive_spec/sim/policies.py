@@ -1,0 +1,52 @@
+"""The policies that a comparison runs, by name. A new strategy is one more entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import adaptive_spec
+from adaptive_spec.config import DEFAULT_ADAPTIVE_CONFIG
+from adaptive_spec.cost_table import CostTable
+from adaptive_spec.sim.simulate import Policy, StaticPolicy
+from adaptive_spec.step_policy import AdaptiveSpeculativeParams
+
+PolicyFactory = Callable[[], Policy]
+
+INITIAL_STEPS = 3
+
+
+def policy_factories(believed: CostTable) -> dict[str, PolicyFactory]:
+    """A maker of a fresh policy for each name: no and fixed speculation, and what adapts.
+
+    Args:
+        believed: the costs that a policy which asks for them is told.
+    """
+    factories: dict[str, PolicyFactory] = {
+        "none" if steps == 0 else f"S={steps}": (lambda s=steps: StaticPolicy(s))
+        for steps in believed.steps
+    }
+    for name, config in (("ema", None), ("ema+0", _with_zero(DEFAULT_ADAPTIVE_CONFIG))):
+        factories[name] = lambda c=config: AdaptiveSpeculativeParams(INITIAL_STEPS, c)
+    if hasattr(adaptive_spec, "make_policy"):
+        config = throughput_config(believed.steps)
+        factories["throughput"] = lambda: adaptive_spec.make_policy(
+            config, initial_steps=INITIAL_STEPS, cost_table=believed
+        )
+    return factories
+
+
+def throughput_config(steps: Sequence[int]) -> dict[str, Any]:
+    """The `throughput` strategy with the steps of a cost table to choose from, nothing else set."""
+    return {"strategy": "throughput", "1": {"candidate_steps": list(steps)}}
+
+
+def is_static(name: str) -> bool:
+    return name == "none" or name.startswith("S=")
+
+
+def _with_zero(config: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        key: {**entry, "candidate_steps": [0, *entry["candidate_steps"]]}
+        for key, entry in config.items()
+    }
