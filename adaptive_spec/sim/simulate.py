@@ -387,6 +387,8 @@ def replay_trace(
             started_ms[upcoming] = now
             upcoming += 1
             size += 1
+        if isinstance(policy, TraceOracle):
+            policy.remaining = remaining[:size]
         steps = choose(size)
         cost = costs[size - 1]
         ms = cost(steps, context[:size])
@@ -422,18 +424,23 @@ def replay_trace(
 
 
 class TraceOracle:
-    """Knows the acceptance process and the costs: the best S in expectation for each batch size."""
+    """Knows the acceptance process, the costs, and how many tokens each request still lacks: the S
+    with the most expected tokens per millisecond of the next round. For `replay_trace` only.
+
+    Attributes:
+        remaining: int64 [batch_size], set by `replay_trace` before each round.
+    """
 
     def __init__(self, process: AcceptanceProcess, table: CostTable):
-        tokens = expected_tokens(process)[list(table.steps)]
-        self._best = {
-            batch: table.steps[int(np.nanargmax(tokens / table.row(batch)))]
-            for batch in table.batch_sizes
-        }
+        self._tokens = expected_tokens(process)
+        self._steps = np.array(table.steps)
         self._table = table
+        self.remaining = np.zeros(0, dtype=np.int64)
 
     def get_steps_for_batch(self, batch_size: int) -> int:
-        return self._best[self._table.padded_batch_size(batch_size)]
+        useful = np.minimum(self.remaining[:, None] - 1, self._steps)
+        tokens = self._tokens[useful].sum(axis=0)
+        return int(self._steps[np.nanargmax(tokens / self._table.row(batch_size))])
 
     def on_verify_complete(
         self,

@@ -1,0 +1,89 @@
+"""Several policies on the same drawn traffic, each against the oracle.
+
+The measure is tokens per unit of time at equal conditions: the tokens that a run produced over
+those that the oracle's rate would have given in the time that the run spent in each phase (in a
+trace: at each range of batch sizes, since a slower policy meets larger batches).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from adaptive_spec.sim.policies import is_static
+from adaptive_spec.sim.simulate import Run
+
+MIN_WORST_ROUNDS = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One policy's numbers; shares are of the oracle's throughput, 1 = as good."""
+
+    name: str
+    tokens_per_s: float
+    mean_tpot_ms: float
+    p99_tpot_ms: float
+    share: float
+    worst_share: float
+    worst_group: str
+    switches_per_1000: float
+
+
+def ideal_tokens(run: Run, oracle: Run) -> np.ndarray:
+    """Tokens that the oracle makes in the time of each round of `run`; float64 [num_rounds].
+
+    A batch-size range that the oracle never met has no rate, and NaN here.
+    """
+    count = len(run.groups)
+    rates = np.full(count, np.nan)
+    known = oracle.group_rates()[:count]
+    rates[: len(known)] = known
+    return run.ms * rates[run.group]
+
+
+def share_of_oracle(run: Run, oracle: Run) -> float:
+    """Tokens made over tokens that the oracle would have made."""
+    ideal = ideal_tokens(run, oracle)
+    known = ~np.isnan(ideal)
+    return float(run.tokens[known].sum() / ideal[known].sum())
+
+
+def group_shares(run: Run, oracle: Run) -> np.ndarray:
+    """`share_of_oracle` within each group; NaN where either had no round in it."""
+    count = len(run.groups)
+    ideal = np.bincount(run.group, ideal_tokens(run, oracle), count)
+    tokens = np.bincount(run.group, run.tokens, count)
+    return np.divide(tokens, ideal, out=np.full(count, np.nan), where=ideal > 0)
+
+
+def regret(run: Run, oracle: Run) -> np.ndarray:
+    """Tokens lost to the oracle up to each round; float64 [num_rounds]."""
+    return np.cumsum(np.nan_to_num(ideal_tokens(run, oracle) - run.tokens))
+
+
+def judge(name: str, run: Run, oracle: Run, min_rounds: int = MIN_WORST_ROUNDS) -> Result:
+    """The numbers of one run. Its worst group is among those of at least `min_rounds` rounds, or
+    among all where none is that long."""
+    shares = group_shares(run, oracle)
+    long_enough = np.bincount(run.group, minlength=len(run.groups)) >= min_rounds
+    if (long_enough & ~np.isnan(shares)).any():
+        shares = np.where(long_enough, shares, np.nan)
+    worst = int(np.nanargmin(shares))
+    return Result(
+        name=name,
+        tokens_per_s=run.tokens_per_s,
+        mean_tpot_ms=run.mean_tpot_ms,
+        p99_tpot_ms=run.p99_tpot_ms,
+        share=share_of_oracle(run, oracle),
+        worst_share=float(shares[worst]),
+        worst_group=run.groups[worst],
+        switches_per_1000=run.switches_per_1000,
+    )
+
+
+def best_static(runs: Mapping[str, Run]) -> np.ndarray:
+    """The highest throughput in each group of any run with fixed steps, tokens per ms."""
+    return np.max([run.group_rates() for name, run in runs.items() if is_static(name)], axis=0)
