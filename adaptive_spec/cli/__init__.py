@@ -15,7 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-_SUBCOMMANDS = ("config", "demo", "generate", "doctor")
+_SUBCOMMANDS = ("config", "demo", "generate", "simulate", "doctor")
 
 
 class _LazyGroup(TyperGroup):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from adaptive_spec.cli.outputs import check_writable
 
 if TYPE_CHECKING:
     import torch
@@ -236,16 +237,3 @@ def show(
         first = adaptive[0]
         plot.plot_rounds(picture, first.rounds, phases, first.mode.config.candidate_steps)
         console.print(f"wrote {picture}")
-
-
-def check_writable(option: str, path: Path | None) -> None:
-    """Before minutes of work: can ``path`` be written?"""
-    if path is None:
-        return
-    if path.is_dir():
-        raise ValueError(f"{option}: {path} is a directory; name a file")
-    folder = path.parent
-    if not folder.is_dir():
-        raise ValueError(f"{option}: there is no directory {folder} to write {path.name} to")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise ValueError(f"{option}: {path} cannot be written; choose another place")

@@ -183,8 +183,8 @@ class Recorded:
 
     A round that accepted all S drafts only says that its depth was at least S (it is censored).
     Beyond S its depth is drawn with the conditional acceptance that the other rounds show: position
-    k is accepted with #(accepted >= k) / #(accepted >= k - 1 and S >= k), the Kaplan-Meier estimate.
-    A position that no round reached has the rate of the one before it.
+    k is accepted with #(accepted >= k) / #(accepted >= k - 1 and S >= k), the Kaplan-Meier
+    estimate. A position that no round reached has the rate of the one before it.
 
     Args:
         request, steps, accepted: integers [num_rounds], in the order of the rounds.

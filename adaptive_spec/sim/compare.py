@@ -1,8 +1,9 @@
 """Several policies on the same drawn traffic, each against the oracle.
 
-The measure is tokens per unit of time at equal conditions: the tokens that a run produced over
-those that the oracle's rate would have given in the time that the run spent in each phase (in a
-trace: at each range of batch sizes, since a slower policy meets larger batches).
+The measure is the time for equal work: what the oracle did in each phase (in a trace: at each range
+of batch sizes, since a slower policy meets larger batches), at the rate of tokens that the policy
+had there. Total tokens over total time would not do: phases last a number of rounds, so each policy
+would be measured on another mix of work.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ MIN_WORST_ROUNDS = 400
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One policy's numbers; shares are of the oracle's throughput, 1 = as good."""
+    """One policy's numbers. Shares are of the oracle's throughput, 1 = as good; `tokens_per_s` is
+    that of the oracle's work."""
 
     name: str
     tokens_per_s: float
@@ -45,18 +47,20 @@ def ideal_tokens(run: Run, oracle: Run) -> np.ndarray:
 
 
 def share_of_oracle(run: Run, oracle: Run) -> float:
-    """Tokens made over tokens that the oracle would have made."""
-    ideal = ideal_tokens(run, oracle)
-    known = ~np.isnan(ideal)
-    return float(run.tokens[known].sum() / ideal[known].sum())
+    """The oracle's time over the run's for the oracle's work, where both met the same groups."""
+    count = min(len(run.groups), len(oracle.groups))
+    work = np.bincount(oracle.group, oracle.tokens, len(oracle.groups))[:count]
+    known = (work > 0) & ~np.isnan(run.group_rates()[:count])
+    time, oracle_time = (work / r.group_rates()[:count] for r in (run, oracle))
+    return float(oracle_time[known].sum() / time[known].sum())
 
 
 def group_shares(run: Run, oracle: Run) -> np.ndarray:
-    """`share_of_oracle` within each group; NaN where either had no round in it."""
-    count = len(run.groups)
-    ideal = np.bincount(run.group, ideal_tokens(run, oracle), count)
-    tokens = np.bincount(run.group, run.tokens, count)
-    return np.divide(tokens, ideal, out=np.full(count, np.nan), where=ideal > 0)
+    """The run's throughput over the oracle's in each group; NaN where either had no round in it."""
+    shares = np.full(len(run.groups), np.nan)
+    count = min(len(run.groups), len(oracle.groups))
+    shares[:count] = run.group_rates()[:count] / oracle.group_rates()[:count]
+    return shares
 
 
 def regret(run: Run, oracle: Run) -> np.ndarray:
@@ -72,12 +76,13 @@ def judge(name: str, run: Run, oracle: Run, min_rounds: int = MIN_WORST_ROUNDS) 
     if (long_enough & ~np.isnan(shares)).any():
         shares = np.where(long_enough, shares, np.nan)
     worst = int(np.nanargmin(shares))
+    share = share_of_oracle(run, oracle)
     return Result(
         name=name,
-        tokens_per_s=run.tokens_per_s,
+        tokens_per_s=oracle.tokens_per_s * share,
         mean_tpot_ms=run.mean_tpot_ms,
         p99_tpot_ms=run.p99_tpot_ms,
-        share=share_of_oracle(run, oracle),
+        share=share,
         worst_share=float(shares[worst]),
         worst_group=run.groups[worst],
         switches_per_1000=run.switches_per_1000,

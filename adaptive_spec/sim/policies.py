@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import adaptive_spec
-from adaptive_spec.config import DEFAULT_ADAPTIVE_CONFIG
+from adaptive_spec.config import DEFAULT_ADAPTIVE_CONFIG, resolve_candidate_steps
 from adaptive_spec.cost_table import CostTable
 from adaptive_spec.sim.simulate import Policy, StaticPolicy
 from adaptive_spec.step_policy import AdaptiveSpeculativeParams
@@ -19,6 +19,8 @@ INITIAL_STEPS = 3
 def policy_factories(believed: CostTable) -> dict[str, PolicyFactory]:
     """A maker of a fresh policy for each name: no and fixed speculation, and what adapts.
 
+    A config with candidates that the table has no times for is left out.
+
     Args:
         believed: the costs that a policy which asks for them is told.
     """
@@ -27,7 +29,8 @@ def policy_factories(believed: CostTable) -> dict[str, PolicyFactory]:
         for steps in believed.steps
     }
     for name, config in (("ema", None), ("ema+0", _with_zero(DEFAULT_ADAPTIVE_CONFIG))):
-        factories[name] = lambda c=config: AdaptiveSpeculativeParams(INITIAL_STEPS, c)
+        if set(resolve_candidate_steps(config)) <= set(believed.steps):
+            factories[name] = lambda c=config: AdaptiveSpeculativeParams(INITIAL_STEPS, c)
     if hasattr(adaptive_spec, "make_policy"):
         config = throughput_config(believed.steps)
         factories["throughput"] = lambda: adaptive_spec.make_policy(

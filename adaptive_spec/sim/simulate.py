@@ -1,8 +1,9 @@
 """Replays one policy over a cost table and traffic, round by round, and measures it.
 
-Two kinds of traffic. `Phase`s fix the batch size and the acceptance process for a number of rounds:
-requests that end are replaced at once. A `Trace` of arrivals is served in continuous batching: the
-batch is whatever has arrived and is not complete. Only decode rounds are simulated, prefill is free.
+Two kinds of traffic. `Phase`s fix the batch size and the acceptance process for a number of
+rounds: requests that end are replaced at once. A `Trace` of arrivals is served in continuous
+batching: the batch is whatever has arrived and is not complete. Only decode rounds are simulated,
+prefill is free.
 
 Depths are drawn before the run, from the seed alone, so all policies see the same ones and their
 differences are not noise.
@@ -153,7 +154,7 @@ class Run:
         return 1000.0 * self.num_switches / len(self.steps)
 
     def group_rates(self) -> np.ndarray:
-        """Tokens per millisecond in each group, float64 [len(groups)]; NaN where it had no round."""
+        """Tokens per millisecond in each group, float64 [len(groups)]; NaN where none ran."""
         count = len(self.groups)
         ms = np.bincount(self.group, self.ms, count)
         tokens = np.bincount(self.group, self.tokens, count)
@@ -230,7 +231,7 @@ def replay_phases(
 
 
 def replay_oracle(drawn: Sequence[DrawnPhase], table: CostTable) -> Run:
-    """As `replay_phases`, with the S that is best in expectation in each phase, switched for free."""
+    """As `replay_phases`, with the S that is best in expectation in each phase, free switches."""
     steps, counts = [], []
     for each in drawn:
         _check_batch(each.phase.batch_size, table)
