@@ -67,7 +67,8 @@ class Phase:
         others: the process of all requests but the first.
         request_rounds: mean rounds of a request (geometric); with `others` each request lasts the
             whole phase.
-        name: for tables; by default the batch size.
+        name: for tables. Phases of the same name are one group of the results; one without a name
+            is a group of its own.
     """
 
     batch_size: int
@@ -113,7 +114,7 @@ class Run:
     Attributes:
         steps, batch_size, tokens: int64 [num_rounds]; tokens of all requests together.
         ms: float64 [num_rounds].
-        group: int64 [num_rounds], index into `groups`: the phase; in a trace the batch-size range.
+        group: int64 [num_rounds], index into `groups`: phases by name, or ranges of B.
         request_tpot_ms: float64 [num_requests], time per output token of each request.
     """
 
@@ -142,12 +143,8 @@ class Run:
 
     @property
     def num_switches(self) -> int:
-        """Rounds whose S is not that of the round before, within a phase or batch-size range.
-
-        A change together with the batch size's range is not counted: that is routing, not doubt.
-        """
-        same = self.group[1:] == self.group[:-1]
-        return int(np.count_nonzero(same & (self.steps[1:] != self.steps[:-1])))
+        """Rounds whose S is not that of the round before."""
+        return int(np.count_nonzero(self.steps[1:] != self.steps[:-1]))
 
     @property
     def switches_per_1000(self) -> float:
@@ -292,13 +289,19 @@ def _phase_run(
         tokens.append(accepted.sum(axis=1, dtype=np.int64) + each.phase.batch_size)
         tpot.append(_request_tpot(each.starts, accepted, cost))
     lengths = [len(chosen) for chosen in steps]
+    names = [
+        each.phase.name or f"phase {index}, B={each.phase.batch_size}"
+        for index, each in enumerate(drawn)
+    ]
+    groups = list(dict.fromkeys(names))
+    index_of = {name: index for index, name in enumerate(groups)}
     return Run(
         steps=np.concatenate(steps),
         batch_size=np.repeat([each.phase.batch_size for each in drawn], lengths),
         tokens=np.concatenate(tokens),
         ms=np.concatenate(ms),
-        group=np.repeat(np.arange(len(drawn)), lengths),
-        groups=[each.phase.name or f"B={each.phase.batch_size}" for each in drawn],
+        group=np.repeat([index_of[name] for name in names], lengths),
+        groups=groups,
         request_tpot_ms=np.concatenate(tpot),
     )
 
