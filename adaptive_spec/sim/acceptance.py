@@ -126,7 +126,8 @@ class RegimeSwitching:
                 regimes.append(regime)
                 left -= stretch
                 regime = (regime + int(rng.integers(1, len(self.processes)))) % len(self.processes)
-        return _scatter(rng, self.processes, np.array(regimes), np.array(stretches))
+        regimes, stretches = (np.array(each, dtype=np.int64) for each in (regimes, stretches))
+        return _scatter(rng, self.processes, regimes, stretches)
 
 
 class Correlated:
