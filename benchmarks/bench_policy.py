@@ -7,13 +7,14 @@ process and the costs, and runs each phase with the S of the most expected token
     python benchmarks/bench_policy.py --only recovery    one part
 
 Parts: mixed (random phases), stationary (3,000 rounds each), recovery (after a step change), costs
-(the policy is told costs that are wrong by up to 20 %), adversarial. Each part prints its seeds.
+(the policy is told costs that are wrong by up to 20 %), adversarial, speed (of the simulation).
 """
 
 from __future__ import annotations
 
 import enum
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,6 +62,7 @@ class Part(enum.StrEnum):
     recovery = "recovery"
     costs = "costs"
     adversarial = "adversarial"
+    speed = "speed"
 
 
 @app.command()
@@ -328,6 +330,22 @@ def adversarial(world: World) -> list[dict[str, Any]]:
     return rows
 
 
+def speed(world: World) -> list[dict[str, Any]]:
+    """Simulated rounds a minute on one core, drawing not counted; on the first table."""
+    table = next(iter(world.costs.values()))
+    factories = policy_factories(table)
+    rows = []
+    for batch in (1, 8, 64):
+        phases = [Phase(batch, 250, geometric(rate)) for rate in (0.3, 0.9) * 100]
+        drawn = draw_phases(phases, world.seeds[0])
+        for name in ("none", "S=3", *world.adaptive()):
+            begin = time.perf_counter()
+            run = replay_phases(factories[name](), drawn, table)
+            rate = len(run.ms) * 60 / (time.perf_counter() - begin)
+            rows.append({"policy": name, "batch size": batch, "million rounds / min": rate / 1e6})
+    return rows
+
+
 def _flipping(batch: int) -> list[Phase]:
     good, bad = geometric(0.9), geometric(0.2)
     return [
@@ -361,6 +379,7 @@ PARTS = {
     Part.recovery: recovery,
     Part.costs: costs,
     Part.adversarial: adversarial,
+    Part.speed: speed,
 }
 
 

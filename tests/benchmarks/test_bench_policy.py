@@ -1,4 +1,4 @@
-"""The policy benchmark: its cost tables are whole and span what they claim, and it finds recovery."""
+"""The policy benchmark: its cost tables are whole and differ, and it finds recovery."""
 
 import importlib.util
 from pathlib import Path
