@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import adaptive_spec
 from adaptive_spec.config import DEFAULT_ADAPTIVE_CONFIG, resolve_candidate_steps
 from adaptive_spec.cost_table import CostTable
 from adaptive_spec.sim.simulate import Policy, StaticPolicy
@@ -22,7 +21,7 @@ def policy_factories(believed: CostTable) -> dict[str, PolicyFactory]:
     A config with candidates that the table has no times for is left out.
 
     Args:
-        believed: the costs that a policy which asks for them is told.
+        believed: the costs as a policy is told them.
     """
     factories: dict[str, PolicyFactory] = {
         "none" if steps == 0 else f"S={steps}": (lambda s=steps: StaticPolicy(s))
@@ -31,17 +30,7 @@ def policy_factories(believed: CostTable) -> dict[str, PolicyFactory]:
     for name, config in (("ema", None), ("ema+0", _with_zero(DEFAULT_ADAPTIVE_CONFIG))):
         if set(resolve_candidate_steps(config)) <= set(believed.steps):
             factories[name] = lambda c=config: AdaptiveSpeculativeParams(INITIAL_STEPS, c)
-    if hasattr(adaptive_spec, "make_policy"):
-        config = throughput_config(believed.steps)
-        factories["throughput"] = lambda: adaptive_spec.make_policy(
-            config, initial_steps=INITIAL_STEPS, cost_table=believed
-        )
     return factories
-
-
-def throughput_config(steps: Sequence[int]) -> dict[str, Any]:
-    """The `throughput` strategy with the steps of a cost table to choose from, nothing else set."""
-    return {"strategy": "throughput", "1": {"candidate_steps": list(steps)}}
 
 
 def is_static(name: str) -> bool:

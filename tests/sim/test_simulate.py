@@ -7,7 +7,7 @@ from adaptive_spec import AdaptiveSpeculativeParams, CostTable
 from adaptive_spec.sim.acceptance import Mixture, drifting, geometric
 from adaptive_spec.sim.arrivals import Trace, constant
 from adaptive_spec.sim.compare import group_shares, judge, regret, share_of_oracle
-from adaptive_spec.sim.policies import is_static, policy_factories, throughput_config
+from adaptive_spec.sim.policies import is_static, policy_factories
 from adaptive_spec.sim.simulate import (
     Phase,
     StaticPolicy,
@@ -278,4 +278,3 @@ def test_policies_are_made_afresh_and_only_with_steps_that_have_times():
     few = policy_factories(CostTable({(1, 0): 1.0, (1, 1): 1.0}))
     assert {name for name in few if is_static(name)} == {"none", "S=1"}
     assert "ema" not in few
-    assert throughput_config([0, 2])["1"] == {"candidate_steps": [0, 2]}
