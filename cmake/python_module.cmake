@@ -14,8 +14,8 @@ find_package(pybind11 2.13 CONFIG REQUIRED)
 # The ops see torch's headers and no Python; the host classes see pybind11 and no torch, whose include
 # folder brings a pybind11 of its own.
 add_library(adaptive_spec_ops OBJECT
-  csrc/binding/checks.cpp csrc/binding/op_args.cpp csrc/binding/ops_cpu.cpp
-  csrc/binding/ops_meta.cpp csrc/binding/schemas.cpp)
+  csrc/binding/checks.cpp csrc/binding/op_args.cpp csrc/binding/ops_checks.cpp
+  csrc/binding/ops_cpu.cpp csrc/binding/ops_meta.cpp csrc/binding/schemas.cpp)
 target_link_libraries(adaptive_spec_ops PUBLIC adaptive_spec_core adaptive_spec_cpu)
 target_include_directories(adaptive_spec_ops SYSTEM PRIVATE "${ADAPTIVE_SPEC_TORCH_DIR}/include")
 target_compile_options(adaptive_spec_ops PRIVATE -Wall -Wextra)

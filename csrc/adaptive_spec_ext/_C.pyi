@@ -7,6 +7,9 @@ from typing_extensions import CapsuleType
 MAX_SLOTS: int
 MAX_CANDIDATES: int
 STATE_MAGIC: int
+MIN_RING_DEPTH: int
+ROUND_RECORD_WORDS: int
+MAX_PROBE_WAIT: int
 build_info: dict[str, str | bool]
 
 class RingOverrunError(RuntimeError): ...

@@ -153,6 +153,9 @@ void register_host(py::module_& m) {
   m.attr("MAX_SLOTS") = kMaxSlots;
   m.attr("MAX_CANDIDATES") = kMaxCandidates;
   m.attr("STATE_MAGIC") = kStateMagic;
+  m.attr("MIN_RING_DEPTH") = kMinRingDepth;
+  m.attr("ROUND_RECORD_WORDS") = RoundRecord::kNumWords;
+  m.attr("MAX_PROBE_WAIT") = kMaxProbeWait;
   m.def("record_dtypes", &record_dtypes, "The state's records as numpy dtypes, by name.");
   m.def("num_workspace_words", &Workspace::num_words, py::arg("batch_size"),
         py::arg("num_draft_tokens"));

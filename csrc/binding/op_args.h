@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 
 #include "checks.h"
 #include "params.h"
@@ -300,7 +301,19 @@ SampleTreeLogitsParams to_params(const SampleTreeLogitsArgs& args, StateMemory m
 UpdateParams to_params(const UpdateArgs& args, StateMemory memory);
 ChainTreeParams to_params(const ChainTreeArgs& args, StateMemory memory);
 
-// All tensors of an op lie on one device, that of the first.
+// One that is always given; it says what device the op runs on.
+template <typename Args>
+const Tensor& first_tensor(const Args& args) {
+  const Tensor* first = nullptr;
+  args.for_each_tensor([&]<typename T>(const char*, const T& tensor) {
+    if constexpr (std::is_same_v<T, Tensor>) {
+      if (first == nullptr) first = &tensor;
+    }
+  });
+  return *first;
+}
+
+// All tensors of an op lie on one device.
 template <typename Args>
 void check_devices(const Args& args) {
   struct Visit {

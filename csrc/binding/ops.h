@@ -127,6 +127,9 @@ void build_chain_tree(const Tensor& retrive_index, const Tensor& retrive_next_to
                             seq_lens, num_reqs});
 }
 
+// The schemas, for a library of that name (schemas.cpp).
+void define_ops(torch::stable::detail::StableLibrary& m);
+
 template <typename Device>
 void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("verify_tree_greedy", TORCH_BOX(&verify_tree_greedy<Device>));

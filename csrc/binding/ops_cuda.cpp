@@ -54,17 +54,6 @@ struct Cuda {
   }
 
  private:
-  template <typename Args>
-  static const Tensor& first_tensor(const Args& args) {
-    const Tensor* first = nullptr;
-    args.for_each_tensor([&]<typename T>(const char*, const T& tensor) {
-      if constexpr (std::is_same_v<T, Tensor>) {
-        if (first == nullptr) first = &tensor;
-      }
-    });
-    return *first;
-  }
-
   template <typename Params>
   static int64_t num_workspace_words(const Params& params) {
     return Workspace::num_words(params.round.batch_size, 0);

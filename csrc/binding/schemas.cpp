@@ -1,6 +1,8 @@
 // The ops' schemas, once for all devices. They only write tensors that the caller passes, and say
 // which; that is all torch.compile and CUDA graphs need to know.
-#include <torch/csrc/stable/library.h>
+#include "ops.h"
+
+namespace adaptive_spec {
 
 // Keyword arguments that every verify op takes.
 #define AS_COMMON_ARGUMENTS                                                                      \
@@ -13,7 +15,7 @@
 #define AS_SAMPLING_ARGUMENTS \
   "Tensor? temperature=None, Tensor? top_k=None, Tensor? top_p=None, Tensor? min_p=None, "
 
-STABLE_TORCH_LIBRARY(adaptive_spec, m) {
+void define_ops(torch::stable::detail::StableLibrary& m) {
   m.def(
       "verify_tree_greedy(Tensor(a!) predicts, Tensor(b!) accept_index, "
       "Tensor(c!) accept_token_num, Tensor candidates, Tensor retrive_index, "
@@ -62,3 +64,7 @@ STABLE_TORCH_LIBRARY(adaptive_spec, m) {
       "Tensor(c!) retrive_next_sibling, *, Tensor(d!)? positions=None, Tensor? seq_lens=None, "
       "Tensor? num_reqs=None) -> ()");
 }
+
+STABLE_TORCH_LIBRARY(adaptive_spec, m) { define_ops(m); }
+
+}  // namespace adaptive_spec

@@ -28,9 +28,10 @@ AS_HD double up_threshold(const SlotConfig& config, int32_t steps) {
   return static_cast<double>(steps) - 0.5 + config.up_hysteresis;
 }
 
-namespace detail {
-
+// Decision points that two probes of S = 0 are apart at most.
 constexpr int64_t kMaxProbeWait = 4096;
+
+namespace detail {
 
 // S = 0 shows nothing of the drafter, so the only way to learn is to run it again.
 AS_HD DecisionReason decide_at_zero(const SlotConfig& config, SlotState& slot, int32_t& index) {
