@@ -89,7 +89,7 @@ class SlotConfig:
     reset_ema_on_switch: bool = False
 
     def __post_init__(self) -> None:
-        if not _is_int(self.batch_size) or not 1 <= self.batch_size <= _MAX_INT:
+        if not is_int(self.batch_size) or not 1 <= self.batch_size <= _MAX_INT:
             raise ValueError(
                 f"batch_size must be an integer from 1 to {_MAX_INT}, "
                 f"got {show_value(self.batch_size)}"
@@ -213,7 +213,7 @@ def validate_adaptive_initial_steps(initial_steps: int, config: ConfigSource = N
         ValueError: `initial_steps` is not an integer, or no slot has it among its candidates.
     """
     candidates = resolve_candidate_steps(config)
-    if not _is_int(initial_steps) or initial_steps not in candidates:
+    if not is_int(initial_steps) or initial_steps not in candidates:
         raise ValueError(
             f"initial_steps must be one of the candidate steps "
             f"{', '.join(map(str, candidates))}, got {show_value(initial_steps)}; "
@@ -232,7 +232,7 @@ def migrate_adaptive_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(raw, Mapping):
         raise ValueError(f"the top level must be an object, got {show_value(raw)}")
-    if any(map(_is_slot_key, raw)) or "candidate_steps" not in raw:
+    if any(map(is_batch_size_key, raw)) or "candidate_steps" not in raw:
         return dict(raw)
     entry = {key: value for key, value in raw.items() if key in _ENTRY_KEYS}
     table = {key: value for key, value in raw.items() if key not in _ENTRY_KEYS}
@@ -290,13 +290,13 @@ def _resolve(raw: Any) -> tuple[AdaptiveConfig, list[str]]:
         )
     for key in raw:
         _check_key(key)
-    if not any(map(_is_slot_key, raw)):
+    if not any(map(is_batch_size_key, raw)):
         _fail_without_slots(raw)
     defaults = {
         name: _normal_knob("top-level ", name, raw[name]) for name in _KNOB_NAMES if name in raw
     }
     slots, notes = [], []
-    for key in sorted(filter(_is_slot_key, raw), key=int):
+    for key in sorted(filter(is_batch_size_key, raw), key=int):
         entry = raw[key]
         merged = {**defaults, **entry} if isinstance(entry, Mapping) else entry
         slots.append(_slot(merged, int(key)))
@@ -305,7 +305,7 @@ def _resolve(raw: Any) -> tuple[AdaptiveConfig, list[str]]:
     config = AdaptiveConfig(
         slots=tuple(slots), **{key: raw[key] for key in _TABLE_KEYS if key in raw}
     )
-    rest = [key for key in raw if not _is_slot_key(key)]
+    rest = [key for key in raw if not is_batch_size_key(key)]
     if "candidate_steps" in rest:
         rest.remove("candidate_steps")
         notes.append("top-level candidate_steps is ignored: every BS entry has its own")
@@ -364,7 +364,7 @@ def crossing_thresholds(slot: SlotConfig) -> list[str]:
     return found
 
 
-def _is_slot_key(key: Any) -> bool:
+def is_batch_size_key(key: Any) -> bool:
     return isinstance(key, str) and re.fullmatch("[1-9][0-9]*", key) is not None
 
 
@@ -372,7 +372,7 @@ def _check_key(key: Any) -> None:
     """Refuse keys that mean a batch size but would be read as something else, or as a duplicate."""
     if not isinstance(key, str):
         raise ValueError(f'key {show_value(key)} must be a string; write it as "{show_value(key)}"')
-    if _is_slot_key(key):
+    if is_batch_size_key(key):
         if len(key) > 10 or int(key) > _MAX_INT:
             raise ValueError(f"BS {show_value(key)}: a BS key must be at most {_MAX_INT}")
         return
@@ -416,7 +416,7 @@ def _normal_candidates(where: str, steps: Any) -> tuple[int, ...]:
     if (
         not isinstance(steps, list | tuple)
         or not steps
-        or not all(_is_int(step) and 0 <= step <= MAX_STEPS for step in steps)
+        or not all(is_int(step) and 0 <= step <= MAX_STEPS for step in steps)
     ):
         raise ValueError(
             f"{where}candidate_steps must be a list of integers from 0 to {MAX_STEPS}, at least "
@@ -453,7 +453,7 @@ def _normal_knob(where: str, name: str, value: Any) -> Any:
 
 
 def _normal_int(where: str, name: str, value: Any, smallest: int, default: int) -> int:
-    if not _is_int(value) or not smallest <= value <= _MAX_INT:
+    if not is_int(value) or not smallest <= value <= _MAX_INT:
         _fail_knob(where, name, f"an integer from {smallest} to {_MAX_INT}", value, default)
     return value
 
@@ -465,7 +465,7 @@ def _fail_knob(where: str, name: str, expected: str, value: Any, default: Any) -
     )
 
 
-def _is_int(value: Any) -> bool:
+def is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

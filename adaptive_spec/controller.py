@@ -12,25 +12,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from adaptive_spec.graphs import SpecRuntimeState
+from adaptive_spec.step_policy import StepPolicy
 
 
 @runtime_checkable
-class AdaptiveSpecPolicy(Protocol):
-    """What chooses the steps: `AdaptiveState` (in the op) or `AdaptiveSpeculativeParams` (host)."""
+class AdaptiveSpecPolicy(StepPolicy, Protocol):
+    """A policy that states can be prepared for: `AdaptiveState` (decides in the op) or
+    `AdaptiveSpeculativeParams` (on the host)."""
 
     @property
     def candidate_steps(self) -> list[int]: ...
 
     def set_cuda_graph_bs(self, cuda_graph_bs: Sequence[int] | None) -> None: ...
-
-    def get_steps_for_batch(self, batch_size: int) -> int: ...
-
-    def on_verify_complete(
-        self,
-        num_correct_drafts_per_req: Sequence[int],
-        batch_size: int,
-        executed_steps: int | None = None,
-    ) -> int | None: ...
 
     def candidate_steps_for_batch(self, batch_size: int) -> list[int]: ...
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_spec.config import MAX_STEPS
+from adaptive_spec.config import MAX_STEPS, is_batch_size_key, is_int
 from adaptive_spec.config_file import show_value, unique_keys
 
 UNIT = "ms"
@@ -387,16 +387,16 @@ def _by_batch_size(name: str, raw: Any) -> dict[int, Any]:
     if not isinstance(raw, Mapping):
         raise ValueError(f"`{name}` must be an object keyed by batch size, got {show_value(raw)}")
     for key in raw:
-        if not (key.isascii() and key.isdigit() and key[0] != "0"):
+        if not is_batch_size_key(key):
             raise ValueError(f"`{name}` must be keyed by batch sizes of at least 1, got {key!r}")
     return {int(key): value for key, value in raw.items()}
 
 
 def _entry_key(key: Any) -> tuple[int, int]:
     batch, steps = key
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+    if not is_int(batch) or batch < 1:
         raise ValueError(f"a batch size must be an integer of at least 1, got {show_value(batch)}")
-    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= MAX_STEPS:
+    if not is_int(steps) or not 0 <= steps <= MAX_STEPS:
         raise ValueError(
             f"steps S must be an integer from 0 to {MAX_STEPS}, got {show_value(steps)}"
         )

@@ -14,7 +14,7 @@ import math
 import operator
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from adaptive_spec.config import (
     MAX_STEPS,
@@ -28,6 +28,19 @@ from adaptive_spec.config import (
 from adaptive_spec.routing import BatchRouter
 
 _MAX_PROBE_WAIT = 4096
+
+
+class StepPolicy(Protocol):
+    """What any policy does: choose the steps of a round, and learn from it."""
+
+    def get_steps_for_batch(self, batch_size: int) -> int: ...
+
+    def on_verify_complete(
+        self,
+        num_correct_drafts_per_req: Sequence[int],
+        batch_size: int,
+        executed_steps: int | None = None,
+    ) -> int | None: ...
 
 
 class DecisionReason(enum.IntEnum):

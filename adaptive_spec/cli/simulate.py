@@ -26,7 +26,7 @@ DEFAULT_PHASES = "1:0.85:600,1:0.4:600,32:0.75:600,128:0.75:600,8:0.6/0.9:600"
 @app.command()
 def simulate(
     costs: Annotated[
-        Path, typer.Argument(metavar="COSTS", help="Cost table (JSON), e.g. of `profile`.")
+        Path, typer.Argument(metavar="COSTS", help="Cost table: a file of `CostTable.save`.")
     ],
     phases: Annotated[
         str,

@@ -58,9 +58,7 @@ class Trace:
 
     def faster(self, factor: float) -> Trace:
         """The same requests, arriving `factor` times as fast."""
-        if not 0 < factor < np.inf:
-            raise ValueError(f"`factor` must be a finite number above 0, got {factor!r}")
-        return dataclasses.replace(self, arrival_ms=self.arrival_ms / factor)
+        return dataclasses.replace(self, arrival_ms=self.arrival_ms / _positive("factor", factor))
 
 
 def constant(
@@ -72,7 +70,7 @@ def constant(
 ) -> Trace:
     """Poisson arrivals at one rate; prompt and output lengths geometric with these means."""
     gaps = rng.exponential(1.0, num_requests)
-    arrivals = 1000.0 * np.cumsum(gaps) / _rate("requests_per_s", requests_per_s)
+    arrivals = 1000.0 * np.cumsum(gaps) / _positive("requests_per_s", requests_per_s)
     return _with_lengths(rng, arrivals, mean_prompt, mean_output)
 
 
@@ -88,7 +86,7 @@ def bursty(
 
     `lengths`: as for `constant`.
     """
-    rates = (_rate("calm_per_s", calm_per_s), _rate("burst_per_s", burst_per_s))
+    rates = (_positive("calm_per_s", calm_per_s), _positive("burst_per_s", burst_per_s))
     # Enough stretches for all requests: a stretch brings mean_seconds * rate of them on average.
     count = 8 + int(4 * num_requests / (mean_seconds * sum(rates)))
     while True:
@@ -112,7 +110,7 @@ def diurnal(
 
     `lengths`: as for `constant`.
     """
-    low, high = _rate("night_per_s", night_per_s), _rate("day_per_s", day_per_s)
+    low, high = _positive("night_per_s", night_per_s), _positive("day_per_s", day_per_s)
     days = 2 + int(4 * num_requests / ((low + high) * day_seconds))
     seconds = np.linspace(0.0, days * day_seconds, 256 * days + 1)[1:]
     turn = 2 * np.pi / day_seconds
@@ -172,7 +170,7 @@ def _inhomogeneous(
     return _with_lengths(rng, 1000.0 * arrivals, **lengths)
 
 
-def _rate(name: str, value: float) -> float:
+def _positive(name: str, value: float) -> float:
     if not 0 < value < np.inf:
         raise ValueError(f"`{name}` must be a finite number above 0, got {value!r}")
     return float(value)

@@ -39,11 +39,7 @@ def ideal_tokens(run: Run, oracle: Run) -> np.ndarray:
 
     A batch-size range that the oracle never met has no rate, and NaN here.
     """
-    count = len(run.groups)
-    rates = np.full(count, np.nan)
-    known = oracle.group_rates()[:count]
-    rates[: len(known)] = known
-    return run.ms * rates[run.group]
+    return run.ms * _oracle_rates(run, oracle)[run.group]
 
 
 def share_of_oracle(run: Run, oracle: Run) -> float:
@@ -57,10 +53,15 @@ def share_of_oracle(run: Run, oracle: Run) -> float:
 
 def group_shares(run: Run, oracle: Run) -> np.ndarray:
     """The run's throughput over the oracle's in each group; NaN where either had no round in it."""
-    shares = np.full(len(run.groups), np.nan)
-    count = min(len(run.groups), len(oracle.groups))
-    shares[:count] = run.group_rates()[:count] / oracle.group_rates()[:count]
-    return shares
+    return run.group_rates() / _oracle_rates(run, oracle)
+
+
+def _oracle_rates(run: Run, oracle: Run) -> np.ndarray:
+    """The oracle's tokens per millisecond in each of the run's groups; NaN where it had none."""
+    rates = np.full(len(run.groups), np.nan)
+    known = oracle.group_rates()[: len(rates)]
+    rates[: len(known)] = known
+    return rates
 
 
 def regret(run: Run, oracle: Run) -> np.ndarray:

@@ -7,10 +7,10 @@ from typing import Any
 
 from adaptive_spec.config import DEFAULT_ADAPTIVE_CONFIG, resolve_candidate_steps
 from adaptive_spec.cost_table import CostTable
-from adaptive_spec.sim.simulate import Policy, StaticPolicy
-from adaptive_spec.step_policy import AdaptiveSpeculativeParams
+from adaptive_spec.sim.simulate import StaticPolicy
+from adaptive_spec.step_policy import AdaptiveSpeculativeParams, StepPolicy
 
-PolicyFactory = Callable[[], Policy]
+PolicyFactory = Callable[[], StepPolicy]
 
 INITIAL_STEPS = 3
 

@@ -14,39 +14,20 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from adaptive_spec.cost_table import CostTable
 from adaptive_spec.sim.acceptance import AcceptanceProcess, expected_tokens
 from adaptive_spec.sim.arrivals import Trace
+from adaptive_spec.step_policy import StepPolicy
 
 # Rounds whose counts are turned into Python lists at once, for each S that the policy uses.
 _CHUNK = 128
 
 
-class Policy(Protocol):
-    """What a simulation needs of a policy: `adaptive_spec`'s own have it."""
-
-    def get_steps_for_batch(self, batch_size: int) -> int: ...
-
-    def on_verify_complete(
-        self,
-        num_correct_drafts_per_req: Sequence[int],
-        batch_size: int,
-        executed_steps: int | None = None,
-    ) -> int | None: ...
-
-
-class StaticPolicy:
-    """Always the same steps; 0 is no speculation. Simulated without a loop over rounds."""
-
-    def __init__(self, steps: int):
-        self.steps = steps
-
-    def get_steps_for_batch(self, batch_size: int) -> int:
-        return self.steps
+class _NoFeedback:
+    """A policy that learns nothing."""
 
     def on_verify_complete(
         self,
@@ -55,6 +36,16 @@ class StaticPolicy:
         executed_steps: int | None = None,
     ) -> None:
         pass
+
+
+class StaticPolicy(_NoFeedback):
+    """Always the same steps; 0 is no speculation. Simulated without a loop over rounds."""
+
+    def __init__(self, steps: int):
+        self.steps = steps
+
+    def get_steps_for_batch(self, batch_size: int) -> int:
+        return self.steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +186,7 @@ def _lifetimes(rng: np.random.Generator, mean: float, rounds: int, batch: int) -
 
 
 def replay_phases(
-    policy: Policy,
+    policy: StepPolicy,
     drawn: Sequence[DrawnPhase],
     table: CostTable,
     *,
@@ -248,7 +239,7 @@ def best_steps(phase: Phase, table: CostTable) -> int:
     return table.steps[int(np.nanargmax(expected_rates(phase, table)))]
 
 
-def _replay_phase(policy: Policy, drawn: DrawnPhase, lag: int, pending: deque) -> np.ndarray:
+def _replay_phase(policy: StepPolicy, drawn: DrawnPhase, lag: int, pending: deque) -> np.ndarray:
     batch = drawn.phase.batch_size
     choose, feed = policy.get_steps_for_batch, policy.on_verify_complete
     chosen = []
@@ -340,7 +331,7 @@ def _check_lag(lag: int) -> None:
 
 
 def replay_trace(
-    policy: Policy,
+    policy: StepPolicy,
     trace: Trace,
     process: AcceptanceProcess,
     table: CostTable,
@@ -427,7 +418,7 @@ def replay_trace(
     )
 
 
-class TraceOracle:
+class TraceOracle(_NoFeedback):
     """Knows the acceptance process, the costs, and how many tokens each request still lacks: the S
     with the most expected tokens per millisecond of the next round. For `replay_trace` only.
 
@@ -445,14 +436,6 @@ class TraceOracle:
         useful = np.minimum(self.remaining[:, None] - 1, self._steps)
         tokens = self._tokens[useful].sum(axis=0)
         return int(self._steps[np.nanargmax(tokens / self._table.row(batch_size))])
-
-    def on_verify_complete(
-        self,
-        num_correct_drafts_per_req: Sequence[int],
-        batch_size: int,
-        executed_steps: int | None = None,
-    ) -> None:
-        pass
 
 
 class _BatchCost:

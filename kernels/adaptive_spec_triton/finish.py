@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from . import layout
-from .policy import observe
+from .policy import observe, steps_at
 from .tensors import int32_at
 
 
@@ -50,51 +50,56 @@ def is_usable(adaptive):
 
 
 @triton.jit
-def _publish(adaptive, round_number, accepted, num_reqs, executed_steps, steps, reason):
-    """`RingView::publish`. steps, reason: those that the round's slot has now.
+def _store_word(word, round_number, payload, sem: tl.constexpr):
+    """A word of the ring: the round number's low 32 bits, above them those of `payload`.
 
-    Triton has no plain store of system scope; an exchange is one. The word of the round's slot
-    comes last and releases: a host that has seen it is ordered behind all that was written before.
+    Triton has no plain store of system scope; an exchange is one.
     """
-    num_slots = tl.load(int32_at(adaptive.words, layout.NUM_SLOTS))
-    depth = tl.load(int32_at(adaptive.words, layout.RING_DEPTH)).to(tl.int64)
-    ring_words = adaptive.ring + (round_number & (depth - 1)) * (num_slots + layout.RECORD_WORDS)
-    tag = round_number & 0xFFFFFFFF
     low = tl.full([], 0xFFFFFFFF, tl.int64)
-    record = ring_words + num_slots
-    slot_and_steps = (executed_steps | (adaptive.slot << 8)).to(tl.int64)
-    tl.atomic_xchg(record, tag | ((accepted & low) << 32), sem="relaxed", scope="sys")
-    tl.atomic_xchg(record + 1, tag | ((num_reqs & low) << 32), sem="relaxed", scope="sys")
-    tl.atomic_xchg(record + 2, tag | ((slot_and_steps & low) << 32), sem="relaxed", scope="sys")
-    configs = adaptive.words + layout.HEADER_WORDS
-    slots = configs + num_slots * layout.CONFIG_WORDS
-    for other in range(num_slots):
-        if other != adaptive.slot:
-            index = tl.load(int32_at(slots + other * layout.SLOT_WORDS, layout.INDEX))
-            config = configs + other * layout.CONFIG_WORDS
-            other_steps = tl.load(int32_at(config, layout.CANDIDATE_STEPS + index))
-            other_reason = tl.load(int32_at(slots + other * layout.SLOT_WORDS, layout.REASON))
-            payload = (other_steps & 0xFF) | ((other_reason & 0xFF) << 8)
-            word = tag | (payload.to(tl.int64) << 32)
-            tl.atomic_xchg(ring_words + other, word, sem="relaxed", scope="sys")
-    payload = (steps & 0xFF) | ((reason & 0xFF) << 8)
-    word = tag | (payload.to(tl.int64) << 32)
-    tl.atomic_xchg(ring_words + adaptive.slot, word, sem="release", scope="sys")
+    value = (round_number & low) | ((payload.to(tl.int64) & low) << 32)
+    tl.atomic_xchg(word, value, sem=sem, scope="sys")
+
+
+@triton.jit
+def _decision(steps, reason):
+    """The payload of a `DecisionWord`."""
+    return (steps & 0xFF) | ((reason & 0xFF) << 8)
 
 
 @triton.jit
 def close_round(adaptive, num_steps, accepted, num_anomalies, num_live):
-    """By one program, with the round's exact sums, int64. What is no state stays as it is."""
+    """By one program, with the round's exact sums, int64. What is no state stays as it is.
+
+    The word of the round's slot comes last and releases: a host that has seen it is ordered behind
+    all that was written before.
+    """
     if is_usable(adaptive):
         words = adaptive.words
-        num_slots = tl.load(int32_at(words, layout.NUM_SLOTS)).to(tl.int64)
-        config = words + layout.HEADER_WORDS + adaptive.slot * layout.CONFIG_WORDS
-        slots = words + layout.HEADER_WORDS + num_slots * layout.CONFIG_WORDS
-        slot = slots + adaptive.slot * layout.SLOT_WORDS
+        num_slots = tl.load(int32_at(words, layout.NUM_SLOTS))
+        configs = words + layout.HEADER_WORDS
+        slots = configs + num_slots * layout.CONFIG_WORDS
         executed_steps = num_steps.to(tl.int32)
+        config = configs + adaptive.slot * layout.CONFIG_WORDS
+        slot = slots + adaptive.slot * layout.SLOT_WORDS
         steps, reason = observe(config, slot, executed_steps, accepted, num_live)
         anomalies = tl.load(words + layout.NUM_ANOMALIES)
         tl.store(words + layout.NUM_ANOMALIES, anomalies + num_anomalies)
-        round_number = tl.load(words + layout.NEXT_ROUND)
-        tl.store(words + layout.NEXT_ROUND, round_number + 1)
-        _publish(adaptive, round_number, accepted, num_live, executed_steps, steps, reason)
+        number = tl.load(words + layout.NEXT_ROUND)
+        tl.store(words + layout.NEXT_ROUND, number + 1)
+
+        depth = tl.load(int32_at(words, layout.RING_DEPTH)).to(tl.int64)
+        decisions = adaptive.ring + (number & (depth - 1)) * (num_slots + layout.RECORD_WORDS)
+        record = decisions + num_slots
+        _store_word(record, number, accepted, "relaxed")
+        _store_word(record + 1, number, num_live, "relaxed")
+        _store_word(record + 2, number, executed_steps | (adaptive.slot << 8), "relaxed")
+        for other in range(num_slots):
+            if other != adaptive.slot:
+                other_config = configs + other * layout.CONFIG_WORDS
+                other_slot = slots + other * layout.SLOT_WORDS
+                other_steps = steps_at(other_config, tl.load(int32_at(other_slot, layout.INDEX)))
+                other_reason = tl.load(int32_at(other_slot, layout.REASON))
+                _store_word(
+                    decisions + other, number, _decision(other_steps, other_reason), "relaxed"
+                )
+        _store_word(decisions + adaptive.slot, number, _decision(steps, reason), "release")

@@ -14,19 +14,16 @@ from .tensors import Vector
 
 _library = torch.library.Library("adaptive_spec_triton", "DEF")
 _checks = torch.ops.adaptive_spec_checks
-# No multiply-add: decisions have the core's bits.
-_EXACT = {"enable_fp_fusion": False}
 
 
 def _define(name: str, launch) -> None:
-    """Registers `launch`, which gets checked arguments by name."""
+    """Registers `launch`, whose parameters are those of the schema, behind the op's checks."""
     schema = getattr(torch.ops.adaptive_spec, name).default._schema
     check = getattr(_checks, name).default
-    arguments = [argument.name for argument in schema.arguments]
 
     def run(*given, **keywords) -> None:
         check(*given, **keywords)
-        launch(**dict(zip(arguments, given, strict=False)), **keywords)
+        launch(*given, **keywords)
 
     def run_interpreted(*given, **keywords) -> None:
         if not triton.knobs.runtime.interpret:
@@ -42,14 +39,6 @@ def _define(name: str, launch) -> None:
     _library.impl(name, getattr(torch.ops.adaptive_spec, name).default, "Meta")
 
 
-def _vector(tensor: Tensor) -> Vector:
-    return Vector(tensor, tensor.stride(0))
-
-
-def _adaptive(state: Tensor, ring: Tensor, slot: int) -> Adaptive:
-    return Adaptive(state, ring, state.numel(), ring.numel(), slot)
-
-
 def _update_and_select(
     accept_token_num: Tensor,
     state: Tensor,
@@ -60,14 +49,15 @@ def _update_and_select(
     num_reqs: Tensor | None = None,
 ) -> None:
     update.update_and_select[(1,)](
-        _vector(accept_token_num),
+        Vector(accept_token_num, accept_token_num.stride(0)),
         num_reqs,
-        _adaptive(state, ring, slot),
+        Adaptive(state, ring, state.numel(), ring.numel(), slot),
         accept_token_num.size(0),
         speculative_num_steps,
         BLOCK=update.BLOCK,
         num_warps=update.NUM_WARPS,
-        **_EXACT,
+        # No multiply-add: decisions have the core's bits.
+        enable_fp_fusion=False,
     )
 
 

@@ -8,28 +8,35 @@ import triton
 import triton.language as tl
 from adaptive_spec_ext import _C
 
+from adaptive_spec.step_policy import DecisionReason
+
 from . import layout
 from .tensors import float64_at, int32_at
 
 MAX_PROBE_WAIT = tl.constexpr(_C.MAX_PROBE_WAIT)
 
-# DecisionReason of csrc/core/records.h.
-EMPTY = tl.constexpr(1)
-STALE = tl.constexpr(2)
-WARMUP = tl.constexpr(3)
-INTERVAL = tl.constexpr(4)
-DWELL = tl.constexpr(5)
-HOLD = tl.constexpr(6)
-UP = tl.constexpr(7)
-DOWN = tl.constexpr(8)
-CEILING = tl.constexpr(9)
-PROBE = tl.constexpr(10)
-BACKOFF = tl.constexpr(11)
+EMPTY = tl.constexpr(int(DecisionReason.EMPTY))
+STALE = tl.constexpr(int(DecisionReason.STALE))
+WARMUP = tl.constexpr(int(DecisionReason.WARMUP))
+INTERVAL = tl.constexpr(int(DecisionReason.INTERVAL))
+DWELL = tl.constexpr(int(DecisionReason.DWELL))
+HOLD = tl.constexpr(int(DecisionReason.HOLD))
+UP = tl.constexpr(int(DecisionReason.UP))
+DOWN = tl.constexpr(int(DecisionReason.DOWN))
+CEILING = tl.constexpr(int(DecisionReason.CEILING))
+PROBE = tl.constexpr(int(DecisionReason.PROBE))
+BACKOFF = tl.constexpr(int(DecisionReason.BACKOFF))
 
 
 @triton.jit
-def _steps_at(config, index):
+def steps_at(config, index):
     return tl.load(int32_at(config, layout.CANDIDATE_STEPS + index))
+
+
+@triton.jit
+def _steps_below(config, index):
+    """Of the candidate before; the first has none and gives its own, which no loop then uses."""
+    return steps_at(config, tl.maximum(index - 1, 0))
 
 
 @triton.jit
@@ -50,7 +57,7 @@ def _up_threshold(config, steps):
 
 @triton.jit
 def _decide_at_zero(config, slot, old_index):
-    """The new index and why; writes the slot's probe counters and EMA."""
+    """The new index and why; writes the slot's probe counters."""
     index = old_index
     reason = tl.full([], HOLD, tl.int32)
     if tl.load(int32_at(config, layout.NUM_CANDIDATES)) > 1:
@@ -69,37 +76,21 @@ def _decide_at_zero(config, slot, old_index):
 def _decide_by_ema(config, ema, old_index):
     index = old_index
     reason = tl.full([], HOLD, tl.int32)
-    # Candidates ascend, and so do thresholds, so the first that holds ends the search.
-    goes_on = index > 0
-    while goes_on:
-        if ema <= _down_threshold(config, _steps_at(config, index - 1)):
-            index -= 1
-            reason = tl.full([], DOWN, tl.int32)
-            goes_on = index > 0
-        else:
-            goes_on = index < 0
+    while (index > 0) & (ema <= _down_threshold(config, _steps_below(config, index))):
+        index -= 1
+        reason = tl.full([], DOWN, tl.int32)
     if index == old_index:
         last = tl.load(int32_at(config, layout.NUM_CANDIDATES)) - 1
-        goes_on = index < last
-        while goes_on:
-            if ema > _up_threshold(config, _steps_at(config, index)):
-                index += 1
-                reason = tl.full([], UP, tl.int32)
-                goes_on = index < last
-            else:
-                goes_on = index < 0
+        while (index < last) & (ema > _up_threshold(config, steps_at(config, index))):
+            index += 1
+            reason = tl.full([], UP, tl.int32)
     coeff = tl.load(float64_at(config, layout.CEILING_COEFF))
     if (coeff > 0.0) & (index <= old_index):
         ceiling = tl.ceil(ema * coeff)
         ceiling = tl.where(ceiling > 1.0, ceiling, tl.full([], 1.0, tl.float64))
-        goes_on = index > 0
-        while goes_on:
-            if _steps_at(config, index).to(tl.float64) > ceiling:
-                index -= 1
-                reason = tl.full([], CEILING, tl.int32)
-                goes_on = index > 0
-            else:
-                goes_on = index < 0
+        while (index > 0) & (steps_at(config, index).to(tl.float64) > ceiling):
+            index -= 1
+            reason = tl.full([], CEILING, tl.int32)
     return index, reason
 
 
@@ -129,17 +120,17 @@ def _decide(config, slot, old_index, ema, batch_count):
         elif (num_switches > 0) & (since_switch < tl.load(config + layout.MIN_DWELL)):
             reason = tl.full([], DWELL, tl.int32)
         else:
-            if _steps_at(config, old_index) == 0:
+            if steps_at(config, old_index) == 0:
                 index, reason = _decide_at_zero(config, slot, old_index)
                 if (index != old_index) & (ema < 0.0):
-                    ema = _initial_ema(_steps_at(config, index))
+                    ema = _initial_ema(steps_at(config, index))
             else:
                 index, reason = _decide_by_ema(config, ema, old_index)
-                _track_probe(config, slot, _steps_at(config, index))
+                _track_probe(config, slot, steps_at(config, index))
             if index != old_index:
                 tl.store(slot + layout.LAST_SWITCH, batch_count)
                 tl.store(slot + layout.NUM_SWITCHES, num_switches + 1)
-                start = _initial_ema(_steps_at(config, index))
+                start = _initial_ema(steps_at(config, index))
                 resets = tl.load(int32_at(config, layout.RESET_EMA_ON_SWITCH)) != 0
                 if resets & (ema > start):
                     ema = start
@@ -155,7 +146,7 @@ def observe(config, slot, executed_steps, accepted, num_reqs):
     and reason, int32.
     """
     old_index = tl.load(int32_at(slot, layout.INDEX))
-    steps = _steps_at(config, old_index)
+    steps = steps_at(config, old_index)
     index = old_index
     reason = tl.full([], EMPTY, tl.int32)
     if num_reqs > 0:
@@ -176,4 +167,4 @@ def observe(config, slot, executed_steps, accepted, num_reqs):
             tl.store(float64_at(slot, layout.EMA), ema)
             tl.store(int32_at(slot, layout.INDEX), index)
     tl.store(int32_at(slot, layout.REASON), reason)
-    return _steps_at(config, index), reason
+    return steps_at(config, index), reason

@@ -7,14 +7,9 @@ from adaptive_spec import ops
 from adaptive_spec.controller import AdaptiveController
 from adaptive_spec.state import AdaptiveState
 from tests.state.test_controller import FakeWorker
-from tests.vectors import load_vectors, replay
+from tests.vectors import load_vectors, read_state_slot, replay
 
 CASES = load_vectors()
-
-
-def read_slot(state, batch_size):
-    slot = state.slots[state.slot_for_batch(batch_size)]
-    return slot.ema_accept_len, slot.speculative_num_steps
 
 
 @pytest.mark.parametrize("index", range(len(CASES)))
@@ -22,7 +17,7 @@ def test_state_reproduces_the_recorded_run(device, index):
     def make_state(initial_steps, config):
         return AdaptiveState(config, initial_steps, device=device)
 
-    assert replay(make_state, read_slot, CASES[index]) > 0
+    assert replay(make_state, read_state_slot, CASES[index]) > 0
 
 
 @pytest.mark.filterwarnings("ignore:.*:adaptive_spec.config.AdaptiveConfigWarning")

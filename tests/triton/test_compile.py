@@ -1,12 +1,12 @@
 """The kernels compile to machine code, for GPUs that are not here."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.triton.processes import run_compiling
 
 pytest.importorskip("triton", reason="no Triton installed")
 import triton  # noqa: E402
@@ -16,14 +16,7 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuob
 
 
 def compile_for(arch: str, folder: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), arch, str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    done = run_compiling(str(SCRIPT), arch, str(folder))
     assert done.returncode == 0, done.stderr
 
 

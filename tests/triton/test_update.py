@@ -1,8 +1,5 @@
 """The adaptive step in Triton, interpreted on the CPU: the bits of the C++ op's, state and ring."""
 
-import os
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -13,7 +10,8 @@ from hypothesis import strategies as st
 
 from adaptive_spec.config import AdaptiveConfigWarning
 from adaptive_spec.state import AdaptiveState
-from tests.vectors import load_vectors, replay
+from tests.triton.processes import run_compiling
+from tests.vectors import load_vectors, read_state_slot, replay
 
 ops = pytest.importorskip("adaptive_spec_triton.ops", reason="no Triton installed")
 cpp_update = torch.ops.adaptive_spec.update_and_select
@@ -39,14 +37,11 @@ class TritonState(AdaptiveState):
         return after if after != before else None
 
 
-def read_slot(state, batch_size):
-    slot = state.slots[state.slot_for_batch(batch_size)]
-    return slot.ema_accept_len, slot.speculative_num_steps
-
-
 @pytest.mark.parametrize("index", range(0, len(CASES), 9))
 def test_recorded_runs(index):
-    assert replay(lambda steps, config: TritonState(config, steps), read_slot, CASES[index]) > 0
+    assert (
+        replay(lambda steps, config: TritonState(config, steps), read_state_slot, CASES[index]) > 0
+    )
 
 
 @st.composite
@@ -150,9 +145,5 @@ def test_cpu_tensors_without_the_interpreter_are_refused():
         "torch.ops.adaptive_spec_triton.update_and_select(torch.zeros(1, dtype=torch.int32),\n"
         "    state.tensor, state.ring.tensor, slot=0, speculative_num_steps=3)\n"
     )
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
-    )
+    done = run_compiling("-c", program)
     assert "ValueError: update_and_select: the Triton ops run on GPU tensors" in done.stderr

@@ -20,6 +20,12 @@ def load_vectors() -> list[dict[str, Any]]:
         return json.load(file)["cases"]
 
 
+def read_state_slot(state: Any, batch_size: int) -> tuple[float, int]:
+    """`replay`'s `read_slot` for an `AdaptiveState`."""
+    slot = state.slots[state.slot_for_batch(batch_size)]
+    return slot.ema_accept_len, slot.speculative_num_steps
+
+
 def replay(
     make_policy: Callable[[int, dict[str, Any]], Any],
     read_slot: Callable[[Any, int], tuple[float, int]],
